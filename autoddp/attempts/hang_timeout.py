@@ -50,6 +50,10 @@ class HangTimeout:
         waited = min(self.clock() - began, self._ranks.waited(ended))
         return waited >= seconds and self.elsewhere() >= seconds
 
+    def waited(self, ended: Collection[int] = ()) -> float:
+        """Seconds for which every rank of this host has only waited for others, except those that have `ended`."""
+        return self._ranks.waited(ended)
+
     def says(self, seconds: float) -> str:
         """What hangs, in words."""
         where = places(self._ranks.look(), self.clock())

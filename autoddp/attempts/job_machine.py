@@ -35,8 +35,12 @@ LOST                | BlockDone, late                              | LEAVING    
 STARTING … LOST     | Finish(again) from another host              | LEAVING    | the question stays open
 STARTING … LOST     | EndedElsewhere                               | as where a | end the attempt now
                     |                                              | rank fails |
+READY, MEASURING    | EndedElsewhere, where the script has ended   | LEAVING or | the same, and no failure, unless all
+                    | there and nothing has failed                 | LOST       | ranks here wait for those there
 STARTING … LEAVING  | StopAsked, the overlay is to blame           | LEAVING    | end the attempt now; another follows
 STARTING … LEAVING  | AttemptEnded                                 | JUDGING    | an order that is out: as in LOST
+                    |                                              |            | and one that was left open without a
+                    |                                              |            | reason fails by an exit code
 LEAVING             | after 20 s                                   | LEAVING    | end the attempt
 JUDGING             | the study asks, or Tick: 10 s                | BETWEEN    | reply: another attempt
 JUDGING             | the same; another attempt makes no sense     | OVER       | reply: no
@@ -81,6 +85,7 @@ from autoddp.attempts.hang_timeout import HangTimeout
 from autoddp.attempts.journal import Journal
 from autoddp.attempts.restarts import Starts
 from autoddp.codec import replace
+from autoddp.hosts.together import ENDED_THERE
 from autoddp.processes.children import ENDED_WELL
 from autoddp.study import INTERRUPTED, TrialFailed, TuningOver
 from autoddp.timing import median
@@ -148,6 +153,11 @@ class Worker:
     said_goodbye: bool = False
     end: str = ""
     """How the process ended, where that is known: "killed by SIGABRT"."""
+
+    @property
+    def left_by_a_code(self) -> bool:
+        """Whether the process has ended by itself, with another exit code than 0."""
+        return self.end.startswith("ended ") and self.end != ENDED_WELL
 
     def has_ended_well(self, if_not_known: bool) -> bool:
         """Whether the process has ended with exit code 0."""
@@ -328,6 +338,8 @@ class _Attempt:
     """Steps that the script had made when it was ready."""
     order: Measure | None = None
     """What rank 0 was told, as long as it has not answered."""
+    unanswered: Measure | None = None
+    """What rank 0 had been told when all ranks left without a reason."""
     ordered_at: float = 0.0
     """When the order was given, by the clock of the hang timeout."""
     failures: list[str | Worker] = field(default_factory=list)
@@ -413,6 +425,12 @@ class JobMachine:
         return at is not None and self._clock() >= at
 
     @property
+    def ended_by_us(self) -> bool:
+        """Whether the processes of the present attempt were to be killed though nothing in it has failed."""
+        attempt = self._attempt
+        return self.attempt_must_end and attempt.was_ready and not (attempt.failures or attempt.another_follows)
+
+    @property
     def is_starting(self) -> bool:
         """Whether the present attempt may still come to its first measurement."""
         return self.state is State.STARTING
@@ -482,7 +500,7 @@ class JobMachine:
             case AttemptEnded():
                 self._attempt_ended(event)
             case EndedElsewhere(why):
-                self._failed(why)
+                self._ended_elsewhere(why)
                 self._end_attempt(within=0.0)
             case RankEnded(number, pid, how) if number == attempt.number:
                 for worker in attempt.workers:
@@ -718,6 +736,20 @@ class JobMachine:
         if not worker.said_goodbye and not self._attempt.told_to_leave:
             self._failed(worker)
 
+    def _ended_elsewhere(self, why: str) -> None:
+        """The attempt cannot go on here.
+
+        After the script's end rank 0 may evaluate or save for a while, which is no fault of what was to be measured.
+        Where the ranks here wait, one there has left too early.
+        """
+        waits = self.state is State.MEASURING and self._hang_timeout.waited(self.ended) > _CAUSE
+        if why != ENDED_THERE or waits or not self._attempt.was_ready:
+            self._failed(why)
+        elif self.state is State.MEASURING:
+            self._lose()
+        elif self.state is not State.LOST:
+            self._leave()
+
     def _failed(self, why: str | Worker, at: float = 0.0) -> None:
         """The first failure in time is the cause; the others are ranks that lost a peer, or that were killed for it.
 
@@ -790,7 +822,7 @@ class JobMachine:
             self._leave()
 
     def _order_lost(self, cause: str) -> None:
-        """Rank 0 does not answer any more. Without a cause the script has simply ended."""
+        """Rank 0 does not answer any more. Without a cause the script has ended by itself."""
         assert self._attempt.order is not None
         assert isinstance(self._question, MeasureAsked)
         if cause and self._order_is_repeated:
@@ -798,10 +830,26 @@ class JobMachine:
         elif cause:
             self._journal.add(Entry(self._question.asked, None, cause))
         else:
-            # Whatever remains must fit between two of the script's ends.
-            usable, asked = self._attempt.usable, self._attempt.order.steps
-            self._most_steps = max(_FEWEST_STEPS, asked // 2 if usable is None else usable // 3)
+            self._attempt.unanswered = self._attempt.order  # the end of the attempt tells more, see `_settle`
         self._take_back_the_order()
+
+    def _settle(self, order: Measure) -> None:
+        """Decide, when all processes are gone, what becomes of an order whose ranks have left without a reason.
+
+        By `sys.exit(1)` a script raises nothing that a rank could tell; many leave so where their loss is NaN. What has
+        no room between two of the script's ends would be asked for until tuning is given up.
+        """
+        attempt, usable = self._attempt, self._attempt.usable
+        attempt.unanswered = None
+        why = next((f"rank {w.hello.rank} {w.end}" for w in attempt.workers if w.left_by_a_code), "")
+        least = (order.warmup + _FEWEST_STEPS) * order.at_once
+        if not why and order.at_once > 1 and usable is not None and usable < least:
+            why = f"a start of the script gives {usable} steps to measure, and {least} are needed"
+        if why:
+            attempt.order = order
+            self._order_lost(why)
+        else:
+            self._most_steps = max(_FEWEST_STEPS, order.steps // 2 if usable is None else usable // 3)
 
     @property
     def _order_is_repeated(self) -> bool:
@@ -850,6 +898,8 @@ class JobMachine:
         failure = "" if ended_here else event.failure and (self._cause or event.failure)
         if attempt.order is not None:
             self._order_lost(failure or self._cause)
+        if attempt.unanswered is not None:
+            self._settle(attempt.unanswered)
         if failure and not attempt.was_ready and not attempt.another_follows:
             if event.blames_overlay and self._facts is None:
                 self.overlay_failed = self.overlay_failed or failure

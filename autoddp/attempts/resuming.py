@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import os
+import socket
 import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -51,27 +52,42 @@ def study_begins(folder: RunFolder, job: Job, settings: StudySettings, facts: Jo
 
 
 def study_is_over(folder: RunFolder) -> None:
-    """Nothing of it is to be resumed."""
-    with contextlib.suppress(OSError):
-        (folder.path / _STUDY).unlink()
+    """Nothing of it is to be resumed, nor of earlier ones of the same job: it has gone on with them, or begun anew."""
+    place = folder.path / _STUDY
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        over = place.read_text(encoding="utf-8")
+        place.unlink()
+        for _, path in _cut_off_before(folder, over):
+            with contextlib.suppress(OSError):
+                (path / _STUDY).unlink()
 
 
 def cut_off(folder: RunFolder, job: Job, settings: StudySettings, facts: JobFacts) -> tuple[str, Sequence[Entry]]:
     """The run folder's name and the measurements of the newest study of this job that was cut off; "" without one."""
-    wanted, found = _of(job, settings, facts), []
-    for run in marked_in(folder.path.parent):
-        is_free = run.mark.owner.is_here() and (run.has_ended() or run.may_be_cleaned())
-        if run.path == folder.path or not is_free:
-            continue
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            is_it = (run.path / _STUDY).read_text(encoding="utf-8") == wanted
-            if is_it and time.time() - run.mark.made < _OLDEST:
-                found.append((run.mark.made, run.path))
+    found = [
+        (made, path)
+        for made, path in _cut_off_before(folder, _of(job, settings, facts))
+        if time.time() - made < _OLDEST
+    ]
     for _, path in sorted(found, reverse=True)[:1]:
         entries = _entries(path / folder.journal.name)
         if len(entries) >= _FEWEST:
             return path.name, entries
     return "", ()
+
+
+def _cut_off_before(folder: RunFolder, wanted: str) -> Iterator[tuple[float, Path]]:
+    """When each earlier run was made whose launcher has gone and whose study is not over; `wanted`: of what job."""
+    for run in marked_in(folder.path.parent):
+        is_ours = run.mark.owner.host == socket.gethostname()  # not that of another container on this host
+        is_free = is_ours and (run.has_ended() or run.may_be_cleaned())
+        if run.path == folder.path or not is_free:
+            continue
+        is_it = False
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            is_it = (run.path / _STUDY).read_text(encoding="utf-8") == wanted
+        if is_it:
+            yield run.mark.made, run.path
 
 
 def _of(job: Job, settings: StudySettings, facts: JobFacts) -> str:

@@ -98,7 +98,7 @@ class Results:
         self._outcome = outcome
         if outcome.decision.is_open:
             return ""
-        recipe = recipe_of(outcome, start_step(self._options.job_steps), self._folder.path.name)
+        recipe = recipe_of(outcome, self._options.job_steps, self._folder.path.name)
         of_job = replace(recipe.fits, script=script_names(self._options)[0], inputs=inputs)
         made_by = replace(recipe.made_by, arguments=arguments_digest(self._options))
         return dump(replace(recipe, fits=of_job, made_by=made_by))
@@ -135,6 +135,8 @@ class Results:
                 say(set_one(options.torchrun, is_known=tuned.why == NO_DDP))
             return mode
         recipe = parse(tuned.recipe, place)
+        # Studies with one --budget end together: meanwhile that of another job may have taken the place.
+        place = place_for(options, recipe, lambda _: None)
         if tuned.outcome is not None and tuned.outcome.ended:
             say(f"tuning ended early, with what was known: {tuned.outcome.ended}")
             verb = "chosen:" if options.tune_only else "launching"
@@ -249,15 +251,20 @@ def _from_here(path: Path) -> Path:
 
 
 def _is_worth_more(place: Path, new: Recipe) -> bool:
-    """Whether the recipe that stands there has final rounds, and the new one, which launches as written, has none."""
-    if new.evidence.final_rounds or new.configuration or not place.exists():
+    """Whether the recipe that stands there has final rounds, and the new one, launching as written, decides nothing.
+
+    It has none itself, or they differ too much: on a busy machine nothing is known against what was proved before.
+    """
+    is_decided = new.evidence.final_rounds and not new.evidence.why.startswith("undecided: ")
+    if is_decided or new.configuration or not place.exists():
         return False
     try:
         rounds = load(place).evidence.final_rounds
     except RecipeError:
         return False
     if rounds:
-        say(f"{place} stays: it rests on {rounds} final rounds, and this study has made none")
+        has = "not decided" if new.evidence.final_rounds else "made none"
+        say(f"{place} stays: it rests on {rounds} final rounds, and this study has {has}")
     return rounds > 0
 
 
@@ -331,10 +338,10 @@ def _saved(recipe: str, place: Path, previous: Path | None) -> tuple[Path, Path 
         return other.recipes / place.name, save(recipe, other.recipes / place.name, previous=previous)
 
 
-def recipe_of(outcome: Outcome, powersgd_start: int, run: str = "") -> Recipe:
+def recipe_of(outcome: Outcome, job_steps: int | None, run: str = "") -> Recipe:
     """The recipe that a study's outcome amounts to.
 
-    `powersgd_start`: reductions before PowerSGD begins. `run`: name of the run's folder.
+    `job_steps`: of the real job, for the start of PowerSGD; None: not known. `run`: name of the run's folder.
     """
     launched = outcome.decision.configuration
     parts = [part.name for part in fields(Fits)]
@@ -346,7 +353,7 @@ def recipe_of(outcome: Outcome, powersgd_start: int, run: str = "") -> Recipe:
             date=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         ),
         fits=Fits(**{name: getattr(outcome.facts, name) for name in parts if hasattr(outcome.facts, name)}),
-        configuration=_explicit(launched.without_variables, powersgd_start),
+        configuration=_explicit(launched.without_variables, job_steps),
         env=launched.variables | (FRESH_STORE if outcome.facts.own_ranks else {}),
         evidence=Evidence(
             baseline_ms_per_step=_ms(outcome, outcome.baseline_seconds),
@@ -364,7 +371,7 @@ def recipe_of(outcome: Outcome, powersgd_start: int, run: str = "") -> Recipe:
         ladder=tuple(
             LadderEntry(
                 rung=standing.rung,
-                configuration=_explicit(standing.configuration, powersgd_start),
+                configuration=_explicit(standing.configuration, job_steps),
                 ms_per_step=_ms(outcome, standing.seconds),
                 speedup=standing.speedup.ratio,
                 speedup_low=standing.speedup.low,
@@ -390,8 +397,9 @@ def _value(outcome: Outcome, cost: float) -> float | None:
     return outcome.objective.number(cost) if outcome.objective is not None and is_printed else None
 
 
-def _explicit(configuration: Configuration, start: int) -> Configuration:
+def _explicit(configuration: Configuration, job_steps: int | None) -> Configuration:
     """The configuration with the step at which PowerSGD begins: trials leave it out and measure from their first."""
     if POWERSGD_RANK.of(configuration) is None:
         return configuration
+    start = start_step(job_steps, configuration.steps_per_update)
     return configuration.with_values(**{POWERSGD_START_STEP.name: start})

@@ -35,6 +35,8 @@ _LOOKS = 0.25  # seconds between two looks whether the launcher that leads has s
 _PART = 2**20  # characters of a long text under one key; the store takes no more than 8 MiB
 _SILENT = 10.0  # seconds of waiting before the user is told
 _OTHERS = "the launchers of the other hosts"
+ENDED_THERE = "it ended on another host"
+"""Why an attempt ends here if nothing has failed there: the script has ended."""
 
 T = TypeVar("T")
 
@@ -154,7 +156,7 @@ class Hosts:
             self._ended_elsewhere_at = self._ended_elsewhere_at or time.monotonic()
             if time.monotonic() - self._ended_elsewhere_at < _GRACE:
                 return None
-            return self._get(f"attempt{number}/ended", str) or "it ended on another host"
+            return self._get(f"attempt{number}/ended", str) or ENDED_THERE
         except RuntimeError as error:
             return f"the other hosts cannot be reached: {first_line(error)}"
 

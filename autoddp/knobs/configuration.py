@@ -144,6 +144,17 @@ class Configuration(Mapping[str, Value]):
         return Configuration({n: v for n, v in self._reaching(Reach.HOOK).items() if n != POWERSGD_START_STEP.name})
 
     @property
+    def hook_with_error(self) -> Configuration:
+        """The hook and whatever else its error depends on; empty without one.
+
+        Buckets count where each is compressed as one matrix: of a larger one the same rank is a smaller part.
+        """
+        if not POWERSGD_BATCHED.of(self._values):
+            return self.hook
+        sizes = (BUCKET_CAP_MB.name, BUCKET_CAP_MB_LIST.name)
+        return self.hook.with_values(**{name: self._values[name] for name in sizes if name in self._values})
+
+    @property
     def ddp_arguments(self) -> dict[str, Value]:
         """The arguments for DistributedDataParallel's constructor."""
         return self._reaching(Reach.DDP)

@@ -36,6 +36,7 @@ _KEEPS_SINCE = (2, 36)
 """The first glibc that is known to take the larger size; older ones refuse more than 32 MiB."""
 _LOST_IN_MALLOC = 0.1  # of a step, that page faults take: a start of the script must be worth it
 _OTHER_CLASS = 0.5  # share of the fastest port's rate: a slower port is taken to serve storage or logins
+_LONGEST_OF_INTERFACES, _LONGEST_OF_RDMA = 15, 63  # letters of a name, by the kernel; udev makes roceP48p1s0f0v12
 
 
 @dataclass(frozen=True)
@@ -102,9 +103,9 @@ def _start(
     )
 
 
-def _devices(kind: str, prefix: str = "") -> Callable[[Any], str | None]:
-    """`check` for the names of at most 16 devices, separated by commas."""
-    pattern = re.compile(rf"{prefix}[\w.:@-]{{1,15}}(,[\w.:@-]{{1,15}}){{0,15}}")
+def _devices(kind: str, longest: int, prefix: str = "") -> Callable[[Any], str | None]:
+    """`check` for the names of at most 16 devices, of up to `longest` letters, separated by commas."""
+    pattern = re.compile(rf"{prefix}[\w.:@-]{{1,{longest}}}(,[\w.:@-]{{1,{longest}}}){{0,15}}")
 
     def check(value: Any) -> str | None:
         good = isinstance(value, str) and pattern.fullmatch(value)
@@ -257,7 +258,7 @@ INTERFACES = _start(
     "interfaces",
     "GLOO_SOCKET_IFNAME",
     "network interfaces that Gloo spreads its messages over",
-    _devices("network interfaces"),
+    _devices("network interfaces", _LONGEST_OF_INTERFACES),
     _together,
     pinned_by=(),  # the launcher itself sets it to the interface that it has chosen, and checks what the user has set
     does=lambda names: f"several networks at once ({names})",
@@ -323,7 +324,7 @@ NCCL_IB_HCA = _start(
     "nccl_ib_hca",
     "NCCL_IB_HCA",
     "RDMA devices that NCCL uses, = for exact names",
-    _devices("RDMA devices", "=?"),
+    _devices("RDMA devices", _LONGEST_OF_RDMA, "=?"),
     _near_devices,
 )
 NCCL_GDR_LEVEL = _start(

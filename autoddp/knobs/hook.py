@@ -148,15 +148,19 @@ def hook_predicted_as(model: StepModel) -> CommHook:
     return [hook for hook in HOOKS if hook.predicted_as == model][-1]
 
 
-def start_step(job_steps: int | None) -> int:
+def start_step(job_steps: int | None, steps_per_update: int = 1) -> int:
     """PowerSGD's start step for a job of `job_steps` steps: a tenth of them, or torch's default if they are unknown.
 
     It is never 0, because DDP rebuilds its buckets after the first reduction.
 
+    The hook counts reductions: where several steps of the script are one, each serves `steps_per_update` of them.
+
     >>> start_step(90_000), start_step(5), start_step(None)
     (9000, 1, 1000)
+    >>> start_step(90_000, steps_per_update=16)
+    562
     """
-    return DEFAULT_START_STEP if job_steps is None else max(1, job_steps // 10)
+    return DEFAULT_START_STEP if job_steps is None else max(1, job_steps // (10 * steps_per_update))
 
 
 DIVIDES_BY_THOSE_LEFT = "the script uses join() with divide_by_initial_world_size=False, and hooks divide by all ranks"

@@ -29,9 +29,11 @@ from autoddp.codec import Struct, convert
 from autoddp.network.interface_probe import Door, Listener, send_rate, tried
 from autoddp.network.own_network import VARIABLES, Network
 from autoddp.topology import interfaces
+from autoddp.topology.nccl.conf import nccl_conf
 from autoddp.topology.nccl.interface_names import GLOO, LOOPBACK, NCCL, absent, named, preferred
 from autoddp.topology.rdma.ports import rdma_settings
 from autoddp.topology.rdma.sysfs import sysfs_rdma
+from autoddp.units import figure
 
 _CLEARLY = 1.2  # times as fast before a faster interface is taken instead of the one with the host name's address
 _MEASURED = 0.25  # seconds of sending to one interface, twice
@@ -87,6 +89,8 @@ class Found:
 def places_here(local_addr: str | None, has_gpus: bool, environment: Mapping[str, str] | None = None) -> Places:
     """The addresses of this host."""
     environment = os.environ if environment is None else environment
+    if has_gpus:
+        environment = {**nccl_conf(environment), **environment}
     nics = [nic for nic in interfaces() if nic.addresses]
     addresses = {nic.name: nic.addresses[0] for nic in nics}
     if any(name == LOOPBACK for _, name in socket.if_nameindex()):
@@ -112,8 +116,12 @@ def places_here(local_addr: str | None, has_gpus: bool, environment: Mapping[str
 
 
 def with_rdma(network: Network, taken: Collection[str]) -> Network:
-    """The network with what NCCL must be told about this node's RDMA ports; variables in `taken` stay as they are."""
+    """The network with what NCCL must be told about this node's RDMA ports.
+
+    Variables in `taken`, and those in NCCL's own files, stay as they are.
+    """
     found = sysfs_rdma()
+    taken = {*taken, *nccl_conf(os.environ)}
     settings = {n: value for n, value in rdma_settings(found.ports, found.gids).items() if n not in taken}
     says = [*filter(None, [network.says]), *(f"{name}={value}: {why}" for name, (value, why) in settings.items())]
     return replace(network, says="; ".join(says), rdma={name: value for name, (value, _) in settings.items()})
@@ -269,10 +277,11 @@ def _chosen(places: Places, usable: dict[str, str], rates: dict[str, float]) -> 
     beyond, address = places.beyond_this_machine, usable[best]
     if default == best and len(beyond) <= 1:
         return Network(address=address, rates=rates)
-    others = [f"{name} {rate:.2g} Gbit/s" for name, rate in rates.items() if name != best]
+    others = [f"{name} {figure(rate, 2)} Gbit/s" for name, rate in rates.items() if name != best]
     others += [f"{name} reaches not all hosts" for name in beyond if name not in rates]
     beside = f" ({'; '.join(others)})" if others else ""
-    says = f"network: {best} {address} reaches all hosts at {rates[best]:.2g} Gbit/s{beside}{_by_name(places, address)}"
+    fast = f"{figure(rates[best], 2)} Gbit/s"
+    says = f"network: {best} {address} reaches all hosts at {fast}{beside}{_by_name(places, address)}"
     told = tuple(variable for variable in VARIABLES if variable not in places.named)
     return Network(best, address, says, rates, told=told)
 

@@ -54,13 +54,15 @@ class Cost:
         return min(self._certain, self._assumed - self._spent)
 
     def take_longer(self, seconds: float = 0.0) -> bool:
-        """Take the script to be twice as long, or so long that so many `seconds` are left.
+        """Take the script to be twice as long, or first so long that so many `seconds` are left, if that is more.
 
         False where that changes nothing.
         """
         if not self.start.limits or self.left >= self._certain:
             return False
-        self._assumed = self._spent + seconds if seconds else 2 * self._assumed
+        # Each call adds time. Where a start of the script is long, `seconds` may not be enough for a trial.
+        enough = self._spent + seconds
+        self._assumed = enough if enough > self._assumed else 2 * self._assumed
         return True
 
     @property

@@ -48,8 +48,8 @@ class Paired:
 class Rounds(ABC):
     """Final rounds, however they are measured; `paired` is what they have shown so far.
 
-    `errors`: hook with its own knobs → error of its gradients. `most`: rounds after which they end, whatever they have
-    shown.
+    `errors`: `Configuration.hook_with_error` → error of its gradients. `most`: rounds after which they end, whatever
+    they have shown.
     """
 
     def __init__(
@@ -109,10 +109,19 @@ class Rounds(ABC):
                 found = self._paired_of(blocks, tests)
                 open_ones = self._open(found)
                 found = replace(found, is_settled=not open_ones)
-                if found.is_settled or number >= len(before.rounds):
+                shows_as_much = number >= len(before.rounds) and (number == self.most or not self._loses(before, found))
+                if found.is_settled or shows_as_much:
                     self.paired = found
                 running = [AS_WRITTEN, *open_ones]
             self._observer.final(number, self.most)
+
+    def _loses(self, before: Paired, found: Paired) -> bool:
+        """Whether earlier finals have proved something, and `found`, which may be cut off, proves nothing so far.
+
+        Finals that are made again have half of the error, so as many rounds as before prove less.
+        """
+        had, has = (self._chosen(ladder_of(one.finalists)) for one in (self.paired, found))
+        return self.paired.rounds is before.rounds and had is not None and has is None
 
     def _fails(
         self,
@@ -141,7 +150,7 @@ class Rounds(ABC):
     ) -> Standing:
         reach = bound(len(blocks), tests) if tests else None
         before, after = [b.median for b in rounds[: len(blocks)]], [b.median for b in blocks]
-        error = self._errors.get(configuration.hook)
+        error = self._errors.get(configuration.hook_with_error)
         gain, least = speedup(before, after, reach), likely(before, after)[0]
         return Standing(configuration, median(after), gain, blocks, error, likely_low=least, tests=tests)
 

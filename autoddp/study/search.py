@@ -128,7 +128,6 @@ class Study:
         trials, asked, never = self._trials, self._asked, why_never(self._facts)
         if never:
             trials.forecast = Forecast(why_not=never)
-        fixed: Configuration | None = None
         settings: list[Mapping[str, Value]] | None = None
         paired = 0  # trials that the final rounds have known
         while True:
@@ -138,8 +137,7 @@ class Study:
                 elif not never:
                     trials.forecast = Forecast(why_not=_little(won))
                 settings = self._judge_settings(won)
-            if fixed is None:
-                fixed = trials.find_computing()
+            fixed = trials.find_computing()
             if won.high >= WORTHWHILE:
                 kept = trials.kept_for_settings_on_top + trials.kept_for_accumulation
                 kept += RESERVED if settings else 0
@@ -335,9 +333,16 @@ class Study:
             why = f"nothing can be tried in this job{because}: your settings stay; headroom {won}"
             return Decision(AS_WRITTEN, why)
         tried = [trial for trial in self._trials.records if trial.usable]
+        if self._trials.records and not tried:
+            last = self._trials.records[-1]
+            why = f"no trial is of use (the last {last.state}: {last.reason}): your settings stay{more}"
+            return Decision(AS_WRITTEN, why, is_open=bool(ended))
         if tried and not ladder:
-            best = min(tried, key=lambda trial: (not self._asked.allows(trial.configuration), trial.seconds))
+            left = [trial for trial in tried if trial.configuration not in self._finals.failed]
+            best = min(left or tried, key=lambda trial: (not self._asked.allows(trial.configuration), trial.seconds))
             gain = f"in its trial {best.configuration} was ×{short(self._budget.step / best.seconds)}"
+            if not left and not ended:
+                return Decision(AS_WRITTEN, f"{gain}, and it failed later: your settings stay")
             why = f"undecided: {gain}, which final rounds must prove: your settings stay{more}"
             return Decision(AS_WRITTEN, why, is_open=True)
         decision = decide(ladder, self._asked, won)

@@ -177,6 +177,7 @@ class StartStudy:
 
     def _decided(self, facts: JobFacts, baseline: TrialRecord, ladder: Sequence[Standing], ended: str) -> Decision:
         stays = "your settings stay"
+        missing = min(len(facts.start_settings), self._asked.trials) - len(self._records)
         if ladder:
             decision = decide(ladder, self._asked, None)
             is_open = decision.configuration == AS_WRITTEN and not self._finals.paired.is_settled
@@ -185,7 +186,7 @@ class StartStudy:
             gain = f"{ladder[0].configuration} gives {ladder[0].speedup} in {len(ladder[0].rounds)} final rounds"
             if len(ladder[0].rounds) >= self._finals.most:
                 return replace(decision, why=f"undecided: {gain}, which differ too much: {stays}")
-            why = f"undecided: {gain}, too few to be sure: {stays}{self._more(ended)}"
+            why = f"undecided: {gain}, too few to be sure: {stays}{self._more(ended, missing)}"
             return Decision(AS_WRITTEN, why, is_open=True)
         if not facts.start_settings:
             return Decision(AS_WRITTEN, f"no setting that is read at the start has a reason to help here: {stays}")
@@ -195,20 +196,19 @@ class StartStudy:
             if best.configuration in self._finals.failed:
                 return Decision(AS_WRITTEN, f"{best.configuration} gained in its trial, and failed later: {stays}")
             gain = f"in its trial {best.configuration} was ×{baseline.seconds / best.seconds:.3g}"
-            why = f"undecided: {gain}, which final rounds must prove: {stays}{self._more(ended)}"
+            why = f"undecided: {gain}, which final rounds must prove: {stays}{self._more(ended, missing)}"
             return Decision(AS_WRITTEN, why, is_open=True)
-        missing = min(len(facts.start_settings), self._asked.trials) - len(self._records)
         if missing > 0 and self._asked.trials:
             many = f"{missing} of {missing + len(self._records)} settings were not tried"
-            return Decision(AS_WRITTEN, f"undecided: {many}: {stays}{self._more(ended)}", is_open=True)
+            return Decision(AS_WRITTEN, f"undecided: {many}: {stays}{self._more(ended, missing)}", is_open=True)
         tried = "the one setting that was tried" if len(self._records) == 1 else f"any of {len(self._records)} settings"
         return Decision(AS_WRITTEN, f"no gain of {percent(WORTHWHILE)} by {tried}: {stays}")
 
-    def _more(self, ended: str) -> str:
-        """A clause that tells what tuning lacked."""
+    def _more(self, ended: str, missing: int) -> str:
+        """A clause that tells what tuning lacked. `missing`: settings that were not tried."""
         if ended and "--budget" not in ended:
             return f" ({ended})"
-        starts = len(self._clock.took) + _PAIR * LOOKS[-1]
+        starts = len(self._clock.took) + missing + _PAIR * LOOKS[-1]
         each = self._clock.each
         takes = f"a start takes {duration(each)}"
         return f"; {takes}, and --budget {math.ceil(starts * each / 60)}m would decide it"

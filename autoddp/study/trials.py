@@ -75,6 +75,10 @@ class Trials:
         self._samplers: dict[Rung, Sampler] = {}
         self._prospects: dict[Rung, Prospects] = {}
         self._turns: deque[Rung] = deque()
+        self._of_computing: deque[Setting] | None = None
+        """Settings that `find_computing` has yet to try; None before its first call."""
+        self._computes_best, self._fixed = baseline, AS_WRITTEN
+        """The best that it has found, and the values that the samplers' trials have of it."""
         self.records: list[TrialRecord] = []
         self.no_time = False
         """Whether trials were left out for lack of time."""
@@ -83,27 +87,27 @@ class Trials:
         self.are_enough = False
         """Whether trials were left out because nothing more was likely to come of them."""
         self.errors: dict[Configuration, GradientError] = {}
-        """Hook with its own knobs → error of its gradients; the buckets do not matter for it."""
+        """`Configuration.hook_with_error` → error of its gradients."""
 
     def find_computing(self) -> Configuration:
         """Find the CPU binding, threads, compiled pieces and CUDA graphs that all later trials use.
 
         They come first because they weigh on all other knobs. They are tried whatever the headroom is, because they
-        can gain also where the reduction costs nothing.
+        can gain also where the reduction costs nothing. Called again, it goes on where there was no time.
         """
         self._cost.phase = "trials"
-        best = self._baseline
-        offered = [knob for knob in TRIED_FIRST if knob.name in self._facts.knobs]
-        settings = [setting for knob in offered for setting in knob.settings(self._facts)]
-        for values in settings[: self._asked.trials // _SHARE_FOR_COMPUTING]:
-            if not self._has_time():
-                break
+        if self._of_computing is None:
+            offered = [knob for knob in TRIED_FIRST if knob.name in self._facts.knobs]
+            settings = [setting for knob in offered for setting in knob.settings(self._facts)]
+            self._of_computing = deque(settings[: self._asked.trials // _SHARE_FOR_COMPUTING])
+        while self._of_computing and len(self.records) < self._asked.trials and self._has_time():
+            values, best = self._of_computing.popleft(), self._computes_best
             kept = {name: value for name, value in best.configuration.items() if name not in values}
             trial = self._measured(Configuration({**kept, **values}))
             gains = trial.seconds < min(best.seconds, self._baseline.seconds * (1 - WORTHWHILE))
             if trial.state == "measured" and gains:
-                best = trial
-        return best.configuration
+                self._computes_best = trial
+        return self._computes_best.configuration
 
     def run(self, fixed: Configuration, last: int, computing: float) -> None:
         """Run the trials that Optuna chooses, up to trial number `last`, as long as there is time.
@@ -112,7 +116,8 @@ class Trials:
         again, where there is more time than was known before.
         """
         self._cost.phase = "trials"
-        if not self._samplers:
+        if not self._samplers or fixed != self._fixed:
+            self._fixed = fixed
             spaces = [Space(rung, self._facts, fixed, self._first_cap(rung, computing)) for rung in GRADIENT_RUNGS]
             seed, as_written = self._asked.seed, self._baseline.seconds
             self._samplers = {s.rung: Sampler(s, seed, self.forecast, as_written) for s in spaces if not s.empty}
@@ -190,7 +195,8 @@ class Trials:
             self._try_once(configuration)
 
     def _try_once(self, configuration: Configuration) -> None:
-        if all(trial.configuration != configuration for trial in self.records) and self._has_time():
+        is_new = all(trial.configuration != configuration for trial in self.records)
+        if is_new and len(self.records) < self._asked.trials and self._has_time():
             self._measured(configuration)
 
     def _fastest(self, fixed: Configuration, fits: Callable[[Configuration], bool]) -> Configuration:
@@ -304,7 +310,7 @@ class Trials:
 
         Where it is not, all trials with that hook are refused.
         """
-        hook = configuration.hook
+        hook = configuration.hook_with_error
         if hook and hook not in self.errors:
             try:
                 self._cost.block(configuration, self._budget.warmup_of(configuration), 1)
@@ -314,7 +320,9 @@ class Trials:
             if refused:
                 state: State = "refused" if error else "failed"
                 self.records = [
-                    replace(one, state=state, reason=refused, error=error) if one.configuration.hook == hook else one
+                    replace(one, state=state, reason=refused, error=error)
+                    if one.configuration.hook_with_error == hook
+                    else one
                     for one in self.records
                 ]
                 return False
@@ -323,11 +331,11 @@ class Trials:
     def _has_compared(self, rung: Rung) -> bool:
         """Whether the gradient error of a usable hook of this rung is known."""
         usable = (trial.configuration for trial in self.records if trial.usable)
-        return any(one.rung is rung and one.hook in self.errors for one in usable)
+        return any(one.rung is rung and one.hook_with_error in self.errors for one in usable)
 
     def _compared(self, configuration: Configuration) -> tuple[GradientError | None, str]:
         """Compare the hook in effect, if that was not done yet. Returns its error, and why it is refused or ""."""
-        hook = configuration.hook
+        hook = configuration.hook_with_error
         if not hook or hook in self.errors:
             return None, ""
         error = self._cost.compare(configuration, self._budget.compared)

@@ -14,6 +14,7 @@ from hypothesis import strategies as some
 from autoddp.cli.tuned import recipe_of
 from autoddp.commandline.mode import Mode
 from autoddp.knobs import AS_WRITTEN, GRADIENT_RUNGS, Configuration, Rung
+from autoddp.knobs.hook import start_step
 from autoddp.recipe import Recipe, dump, parse
 from autoddp.study import Outcome, Standing, StudySettings, TrialRecord
 from autoddp.study.decision import decide
@@ -21,7 +22,7 @@ from autoddp.study.finals import ladder_of
 from autoddp.timing import Block, median, speedup
 from autoddp.wire import JobFacts
 
-START = 70  # reductions before PowerSGD begins, which the recipe names and trials leave out
+STEPS = 700  # of the real job, after a tenth of which PowerSGD begins; the recipe says so and trials leave it out
 FACTS = JobFacts(
     world_size=2,
     nodes=1,
@@ -66,7 +67,8 @@ def launched_by(recipe: Recipe, chosen: tuple[Rung, int] | None) -> tuple[Config
 
 def decided(ladder: tuple[Standing, ...], plan: StudySettings) -> tuple[Configuration, dict[str, str]]:
     configuration = decide(ladder, plan, 0.5).configuration
-    begins = {"powersgd_start_step": START} if configuration.get("hook") == "powersgd" else {}
+    start = start_step(STEPS, configuration.steps_per_update)
+    begins = {"powersgd_start_step": start} if configuration.get("hook") == "powersgd" else {}
     return configuration.with_values(**begins).without_variables, configuration.variables
 
 
@@ -96,7 +98,7 @@ def test_a_saved_recipe_decides_as_its_study_would_have(
 ) -> None:
     baseline, finalists = rounds
     ladder = ladder_of(finalists)
-    recipe = recipe_of(outcome(ladder, baseline, then), START)
+    recipe = recipe_of(outcome(ladder, baseline, then), STEPS)
     again = parse(dump(recipe), "x")
     assert again == recipe
     assert launched_by(again, None) == decided(ladder, then)
@@ -112,7 +114,7 @@ def test_what_the_study_leaves_the_recipe_leaves() -> None:
     plan = StudySettings(allow=Rung.NEAR)
     made = outcome(ladder_of([near]), baseline, plan)
     assert made.decision.configuration == AS_WRITTEN
-    recipe = parse(dump(recipe_of(made, START)), "x")
+    recipe = parse(dump(recipe_of(made, STEPS)), "x")
     for chosen in (None, (Rung.NEAR, 1), (Rung.LOSSY, 1)):
         assert launched_by(recipe, chosen) == (AS_WRITTEN, {})
 
@@ -129,6 +131,17 @@ def test_a_recipe_without_paired_figures_is_taken_at_its_intervals_word() -> Non
     exact = standing(EXACT[0], baseline, [one / 2 for one in drift])
     near = standing(NEAR[0], baseline, [one / 2.4 for one in drift])
     ladder = ladder_of([exact, near])
-    recipe = recipe_of(outcome(ladder, baseline, StudySettings(allow=Rung.EXACT)), START)
+    recipe = recipe_of(outcome(ladder, baseline, StudySettings(allow=Rung.EXACT)), STEPS)
     assert launched_by(recipe, (Rung.NEAR, 1))[0] == near.configuration
     assert launched_by(without_margins(recipe), (Rung.NEAR, 1))[0] == exact.configuration
+
+
+@pytest.mark.parametrize(("steps", "begins"), [(1, 70), (8, 8), (16, 4)])
+def test_powersgd_begins_after_a_tenth_of_the_job_also_where_several_steps_are_one(steps: int, begins: int) -> None:
+    """It counts reductions: 700 steps of which sixteen are one have 43."""
+    baseline, more = [1.0] * 6, {"accumulate_steps": steps} if steps > 1 else {}
+    found = standing({"hook": "powersgd", "powersgd_rank": 1, **more}, baseline, [0.1] * 6)
+    plan = StudySettings(allow=Rung.LOSSY, accumulate_up_to=16)
+    recipe = recipe_of(outcome(ladder_of([found]), baseline, plan), STEPS)
+    assert recipe.configuration["powersgd_start_step"] == begins
+    assert recipe.ladder[0].configuration["powersgd_start_step"] == begins

@@ -33,6 +33,7 @@ NOTHING_TO_WIN = replace(
 UNDECIDED = replace(
     NOTHING_TO_WIN, decision=Decision(AS_WRITTEN, "undecided: --budget 3m would decide it", is_open=True)
 )
+BUSY = replace(DECIDED, decision=Decision(AS_WRITTEN, "undecided: near gives ×1.2 (0.9 to 1.6), which differ too much"))
 WORDS = ["--nproc-per-node", "2", "train.py"]
 
 
@@ -81,8 +82,8 @@ def test_an_undecided_study_leaves_no_recipe_and_says_so_in_one_line(
         comes_of(UNDECIDED, folder, "--tune-only")
 
 
-@pytest.mark.parametrize("found", [NOTHING_TO_WIN, UNDECIDED])
-def test_a_study_without_final_rounds_replaces_no_recipe_that_has_them(found: Outcome, folder: RunFolder) -> None:
+@pytest.mark.parametrize("found", [NOTHING_TO_WIN, UNDECIDED, BUSY])
+def test_a_study_that_decides_nothing_replaces_no_recipe_with_final_rounds(found: Outcome, folder: RunFolder) -> None:
     comes_of(DECIDED, folder)
     (written,) = recipes()
     before = written.read_text()
@@ -163,3 +164,18 @@ def test_what_is_no_summary_is_said(text: str) -> None:
     Path("summary.json").write_text(text)
     with pytest.raises(NothingReadable, match=r"^summary.json: "):
         autoddp.load_run("summary.json")
+
+
+def test_a_job_that_is_tuned_beside_this_one_keeps_its_recipe(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both found the place free, and wrote it seconds later, after their summaries."""
+    comes_of(DECIDED, folder)
+    (theirs,) = recipes()
+    other = theirs.read_text()
+    theirs.unlink()
+    monkeypatch.setattr(Results, "_write_summary", lambda *_: theirs.write_text(other))
+    mine = replace(DECIDED, facts=codec.replace(DECIDED.facts, parameters_digest="f" * 16))
+    comes_of(mine, folder)
+    assert theirs.read_text() == other
+    assert len(recipes()) == 2

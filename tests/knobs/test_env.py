@@ -9,8 +9,10 @@ import pytest
 
 from autoddp.knobs import Configuration, Setting
 from autoddp.knobs.env import NodeAndJob, keeps_memory, start_settings
+from autoddp.network.interface_selection import places_here
 from autoddp.recipe.env import ENV_ALLOWED
 from autoddp.topology.facts import Cpu, Gpu, GpuPair, Nic, Node
+from autoddp.topology.nccl.conf import nccl_conf
 from autoddp.topology.nccl.tuner import nccl_tuner
 from autoddp.topology.rdma.ports import RdmaPort
 
@@ -70,6 +72,19 @@ def test_what_is_offered(
     assert nccl_settings(here, nodes, environment) == expected
 
 
+def test_what_nccl_reads_from_its_files_is_the_users_too(tmp_path: Path) -> None:
+    """NCCL takes a file's value only where the environment has none, so one of ours would overrule it."""
+    own, of_the_host = tmp_path / "own.conf", tmp_path / "nccl.conf"
+    own.write_text("# ours\nNCCL_ALGO=Ring\nNCCL_SOCKET_IFNAME==lo\nno variable\n")
+    of_the_host.write_text("NCCL_ALGO=Tree\nNCCL_SOCKET_NTHREADS=2\n")
+    environment = {"NCCL_CONF_FILE": str(own)}
+    found = nccl_conf(environment, of_the_host)
+    assert found == {"NCCL_ALGO": "Ring", "NCCL_SOCKET_IFNAME": "=lo", "NCCL_SOCKET_NTHREADS": "2"}
+    assert nccl_settings(node(), 2, found) == ANY_NETWORK[2:]
+    assert places_here(None, has_gpus=True, environment=environment).named == {"NCCL_SOCKET_IFNAME": ["lo"]}
+    assert places_here(None, has_gpus=False, environment=environment).named == {}
+
+
 def test_trees_are_named_as_this_nccl_understands_them() -> None:
     """From 2.24 on "Tree" alone would end the job at its first broadcast, which has no trees."""
     found = {version: nccl_settings(node(), 2, {}, version) for version in ((2, 23, 4), (2, 24, 0), (2, 29, 1))}
@@ -122,6 +137,14 @@ def test_rdma_devices_far_from_the_gpus_are_left_out(ports: tuple[RdmaPort, ...]
     assert {"nccl_gdr_level": "SYS"} not in nccl_settings(here, 2, {})
     by_pcie = replace(here, pairs=(GpuPair(0, 1, "PIX"),))
     assert {"nccl_gdr_level": "SYS"} in nccl_settings(by_pcie, 2, {})
+
+
+def test_the_long_names_of_rdma_devices_are_good() -> None:
+    """udev names a device by its place on the bus; the kernel allows 63 letters, and 15 for an interface."""
+    ports = (port("roceP48p1s0f0v12"), port("roceP50p1s0f0v12", numa=1))
+    here = replace(node(nvlinks=18), gpus=(Gpu(0, numa=0), Gpu(1, numa=0)), rdma=ports, gpudirect="dma-buf")
+    offered = [Configuration(setting) for setting in nccl_settings(here, 2, {})]
+    assert Configuration({"nccl_ib_hca": "=roceP48p1s0f0v12"}) in offered
 
 
 def test_every_setting_is_a_configuration_that_a_recipe_may_carry() -> None:

@@ -73,6 +73,9 @@ class Moved(HangTimeout):
     def is_over(self, began: float, seconds: float, ended: Collection[int] = ()) -> bool:
         return self.hangs
 
+    def waited(self, ended: Collection[int] = ()) -> float:
+        return 60.0 if self.hangs else 0.0
+
 
 @dataclass
 class Desk:

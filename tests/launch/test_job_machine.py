@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from desk import VARIABLES, Desk, Rank
 
-from autoddp.attempts.job_machine import Closed, Said, State, TakenOver
+from autoddp.attempts.job_machine import Closed, MeasureAsked, Said, State, TakenOver
 from autoddp.codec import decode
 from autoddp.knobs import Configuration
 from autoddp.study import INTERRUPTED, TrialFailed, TuningOver
@@ -234,6 +234,50 @@ def test_what_a_short_start_has_no_room_for_is_cut_to_a_third_of_it(desk: Desk) 
     desk.asks(steps=40)
     script_ends(desk, 36)
     assert starts(desk).orders[-1].steps == 10
+
+
+def test_a_script_that_leaves_by_an_exit_code_has_failed(desk: Desk) -> None:
+    """As many do where their loss is NaN: `sys.exit(1)` raises nothing that a rank could tell."""
+    starts(desk)
+    desk.asks()
+    desk.block()
+    block = desk.asks(steps=40)
+    desk.goodbye(0, steps=60)
+    desk.goodbye(1, steps=60)
+    desk.process_ended(0, "ended with exit code 1")
+    desk.process_ended(1, "ended with exit code 1")
+    desk.ended("rank 0 ended with exit code 1")
+    with pytest.raises(TrialFailed, match=r"^rank 0 ended with exit code 1$"):
+        block.result(0)
+    desk.asks(steps=40)
+    assert starts(desk).orders[-1].steps == 40
+
+
+def test_a_script_that_has_ended_and_is_killed_then_is_asked_again(desk: Desk) -> None:
+    """On gloo a process may end by SIGABRT although it has trained."""
+    starts(desk)
+    desk.asks()
+    desk.block()
+    block = desk.asks(steps=40)
+    desk.goodbye(0, steps=60)
+    desk.goodbye(1, steps=60)
+    desk.process_ended(1, "killed by SIGABRT")
+    assert desk.ended("rank 1 ended with exit code -6").result(0) is True
+    assert starts(desk).orders[-1].steps == 18
+    assert not block.done()
+
+
+def test_several_steps_in_one_for_which_a_start_is_too_short_fail_alone(desk: Desk) -> None:
+    """Else the script would be started for them until tuning is given up, before any final round."""
+    starts(desk)
+    desk.asks()
+    desk.block()
+    block: Future[BlockDone] = Future()
+    sixteen = Measure(1, Configuration({"accumulate_steps": 16}), 2, 2, at_once=16)
+    desk.happens(MeasureAsked(sixteen, {}, block))
+    script_ends(desk, 60)
+    with pytest.raises(TrialFailed, match="gives 54 steps to measure, and 64 are needed"):
+        block.result(0)
 
 
 def test_the_starts_of_a_study_that_goes_on_are_others(desk: Desk) -> None:
@@ -626,6 +670,37 @@ def test_a_start_with_variables_that_fails_elsewhere_fails_its_measurement(tmp_p
         block.result(0)
     desk.asks()
     assert more.result(0) is True
+
+
+def test_a_script_that_has_ended_on_another_host_blames_no_configuration(tmp_path: Path) -> None:
+    """Here rank 0 still evaluates; it is killed, because the other host waits for the next start."""
+    desk = Desk(tmp_path / "journal", nodes=2)
+    desk.reach(State.READY)
+    block = desk.asks(steps=40)
+    desk.ended_elsewhere()
+    assert desk.machine.attempt_must_end
+    desk.closed(0)
+    assert desk.ended("torch elastic was killed by SIGKILL").result(0) is True
+    assert desk.machine._faults == 0
+    assert not block.done()
+
+
+def test_a_rank_that_leaves_another_host_while_others_wait_for_it_fails_the_measurement(tmp_path: Path) -> None:
+    desk = Desk(tmp_path / "journal", nodes=2)
+    desk.reach(State.READY)
+    block = desk.asks()
+    desk.hang_timeout.hangs = True
+    desk.ended_elsewhere()
+    desk.ended("torch elastic was killed by SIGKILL")
+    with pytest.raises(TrialFailed, match=r"^it ended on another host$"):
+        block.result(0)
+
+
+def test_a_follower_that_ends_the_ranks_of_a_script_that_has_ended_has_not_failed(follower: Desk) -> None:
+    follower.goodbye(1)
+    assert not follower.machine.ended_by_us
+    follower.passes(21)
+    assert follower.machine.ended_by_us
 
 
 @pytest.mark.parametrize("leads", [True, False])

@@ -15,7 +15,7 @@ from test_tuned_hosts import rendezvous
 from test_tuned_scripts import summary
 
 from autoddp.attempts.journal import Journal
-from autoddp.attempts.resuming import _entries, cut_off, job_now, study_begins
+from autoddp.attempts.resuming import _entries, cut_off, job_now, study_begins, study_is_over
 from autoddp.codec import encode
 from autoddp.commandline.options import parse
 from autoddp.knobs import Configuration
@@ -106,6 +106,21 @@ def test_the_same_job_goes_on(job: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("UNHEARD_OF", "1")
     (job / "beside.py").write_text("nobody imports it\n")
     assert _found() == 3
+
+
+def test_a_study_that_went_on_to_its_end_does_not_go_on_again(job: Path) -> None:
+    """Else whoever tunes once more, because the machine was busy, gets the old measurements, for a day."""
+    other = [*WORDS, "--lr=1"]
+    _cut_off_here(other)
+    folder = RunFolder(Path(".autoddp"))
+    try:
+        assert _found() == 3
+        study_begins(folder, job_now(parse(WORDS)), StudySettings(), facts())
+        study_is_over(folder)
+    finally:
+        folder.clean()
+    assert _found() == 0
+    assert _found(other) == 3
 
 
 @pytest.mark.parametrize("changed", ["train.py", "model.py", "job.yaml", "MY_BATCH", "OMP_NUM_THREADS", "arguments"])

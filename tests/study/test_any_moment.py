@@ -11,6 +11,7 @@ from simulated import SimulatedJob, facts
 
 from autoddp.knobs import AS_WRITTEN, Configuration, Rung
 from autoddp.study import Observer, Outcome, Study, StudySettings, TrialFailed, TuningOver
+from autoddp.study.cost import Cost
 
 SLOW = {"link_mib_per_second": 22.0, "latency": 0.001}  # as 200 Mbit/s: a step of 1.1 s, of which 30 ms are computing
 
@@ -58,6 +59,54 @@ def test_without_trials_asked_for_a_script_is_tuned_in_its_own_time(steps: int) 
         assert outcome.decision.is_open
         assert outcome.decision.why.endswith("m would decide it")
     assert len(outcome.trials) >= (6 if steps >= 300 else 0)
+
+
+def test_each_time_it_is_taken_to_be_longer_there_is_more_time() -> None:
+    """Else a study that lacks the time for another start of the script would ask for ever."""
+    job = SimulatedJob(length=lambda number: 10**6, restart=60.0, by_length=True)
+    cost = Cost(job)
+    cost.block(AS_WRITTEN, 1, 3)
+    left = cost.left
+    while cost.take_longer(1.0):
+        assert cost.left > left
+        left = cost.left
+    assert left > 250.0
+
+
+@pytest.mark.timeout(60)
+def test_a_script_that_takes_long_to_start_is_tuned_without_trials_asked_for() -> None:
+    """Its steps are short, so the final rounds need more of them than it has made so far: another start, perhaps."""
+    job = SimulatedJob(2000.0, length=lambda number: 10**6, restart=60.0, by_length=True)
+    outcome = run(job)
+    assert outcome.trials
+    assert job.clock < 330.0
+
+
+def test_threads_are_tried_once_there_is_time_for_them() -> None:
+    """Steps of 1.85 s: the headroom uses up the half minute that the script is taken to last at first."""
+    job = SimulatedJob(
+        computing=lambda values: 30.0 if values.get("threads") == 2 else 60.0,
+        length=lambda number: 10**6,
+        restart=8.0,
+        by_length=True,
+    )
+    outcome = Study(job, facts(thread_counts=(2,)), StudySettings(trials=20), Observer()).run()
+    assert outcome.decision.configuration.get("threads") == 2
+    assert job.clock < 330.0
+
+
+def test_settings_of_computing_are_tried_where_the_script_goes_on() -> None:
+    """A step of 1.5 s that hardly communicates: the first half minute is over before anything is tried."""
+
+    def computing(configuration: Configuration) -> float:
+        return 25.0 if configuration.get("threads") == 4 else 50.0
+
+    job = SimulatedJob(
+        20000.0, latency=1e-5, noise=1e-4, copies=0.0, computing=computing, length=lambda number: 10**6, by_length=True
+    )
+    outcome = Study(job, facts(thread_counts=(4,)), StudySettings(trials=20), Observer()).run()
+    assert gain(job, outcome) > 1.9
+    assert job.clock < 300.0
 
 
 @pytest.mark.parametrize("seed", [0, 1, *map(whole, range(2, 12))])

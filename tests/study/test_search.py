@@ -192,6 +192,25 @@ def test_what_fails_in_the_finals_is_not_launched() -> None:
     assert outcome.decision.configuration.rung is Rung.NEAR
 
 
+def test_where_every_trial_fails_that_is_what_is_said() -> None:
+    """Nothing was compared, so nobody knows whether anything gains."""
+    outcome = run(job_on("slow", spoil=lambda _index, c: _fail(c != AS_WRITTEN)), trials=4)
+    assert {record.state for record in outcome.trials} == {"failed"}
+    assert outcome.decision.why == "no trial is of use (the last failed: out of memory): your settings stay"
+
+
+def test_where_all_finalists_fail_no_final_rounds_are_asked_for() -> None:
+    """The next start would come to the same, so this is an answer."""
+    before = job_on("slow")
+    first = run(before, trials=2)
+    of_trials = len(before.asked) - blocks_of_finals(first)
+    outcome = run(job_on("slow", spoil=lambda index, c: _fail(c != AS_WRITTEN and index >= of_trials)), trials=2)
+    assert [record.state for record in outcome.trials] == ["measured"] * 2
+    assert outcome.decision.configuration == AS_WRITTEN
+    assert outcome.decision.why.endswith("and it failed later: your settings stay")
+    assert not outcome.decision.is_open
+
+
 def _fail(condition: bool) -> None:
     if condition:
         raise TrialFailed("out of memory")
@@ -684,6 +703,11 @@ def test_a_larger_batch_is_only_tried_where_asked_for_and_possible(offered: bool
     outcome = run(job_on("slow"), knobs, trials=12, all_trials=True, accumulate_up_to=up_to)
     assert len(outcome.trials) == 12
     assert all(record.configuration.steps_per_update == 1 for record in outcome.trials)
+
+
+def test_no_more_trials_than_were_asked_for() -> None:
+    knobs = (*facts().knobs, "accumulate_steps", "broadcast_buffers")
+    assert len(run(job_on("slow"), knobs, trials=1, accumulate_up_to=2).trials) == 1
 
 
 def test_steps_in_one_are_timed_together() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
@@ -139,3 +140,16 @@ def test_as_many_trials_as_were_asked_for() -> None:
     starts = Starts({AS_WRITTEN: 1.0, ONE: 1.0, TWO: 0.1})
     assert run(starts, ONE, TWO, trials=1).decision.configuration == AS_WRITTEN
     assert starts.made == [AS_WRITTEN, ONE]
+
+
+def test_the_budget_that_is_told_pays_for_what_was_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It paid for the final rounds alone, so a start with that budget was undecided again."""
+    now = [0.0]
+    monkeypatch.setattr("autoddp.study.starts.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    starts = Starts({AS_WRITTEN: 1.0})
+
+    def takes(_number: int, _configuration: Configuration) -> None:
+        now[0] += 60
+
+    starts.at = takes
+    assert "--budget 27m would decide it" in run(starts, ONE, RING, left=0.0).decision.why

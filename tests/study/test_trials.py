@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from simulated import every, facts
+from simulated import SimulatedJob, error_of, every, facts
 
 from autoddp.codec import replace
 from autoddp.knobs import AS_WRITTEN, GRADIENT_RUNGS, Configuration, Rung
+from autoddp.study import Observer, StudySettings, TrialRecord
+from autoddp.study.budget import StepBudget
+from autoddp.study.cost import Cost
+from autoddp.study.reserve import Reserve
 from autoddp.study.sampler import Sampler
 from autoddp.study.space import Space
+from autoddp.study.trials import Trials
+from autoddp.timing import Block
 
 ALL = list(GRADIENT_RUNGS)
 
@@ -63,6 +69,22 @@ def test_powersgd_is_varied_only_where_it_can_tell() -> None:
     for space in (shapes, large):
         guesses = [space.configuration(guess) for guess in space.guesses()]
         assert any({"powersgd_batched", "powersgd_factors"} & set(guess) for guess in guesses)
+
+
+@pytest.mark.parametrize(("variant", "compared"), [({"powersgd_batched": True}, [8.0, 32.0]), ({}, [8.0])])
+def test_where_a_bucket_is_one_matrix_its_size_counts_for_the_error(
+    variant: dict[str, bool], compared: list[float]
+) -> None:
+    """Of a bucket four times as large, the same rank is half as large a part."""
+    job = SimulatedJob(error=lambda values: error_of(0.98 if values["bucket_cap_mb"] == 32.0 else 0.9))
+    cost, baseline = Cost(job), TrialRecord(0, AS_WRITTEN, "measured", (Block((1.0,)),))
+    settings, reserve = StudySettings(allow=Rung.LOSSY), Reserve(cost, StepBudget(1.0))
+    trials = Trials(cost, facts(matrix_shapes=20), settings, Observer(), baseline, reserve)
+    small, large = (
+        Configuration({"hook": "powersgd", "powersgd_rank": 1, "bucket_cap_mb": mib, **variant}) for mib in (8.0, 32.0)
+    )
+    assert [trials.vouches_for(one) for one in (small, large)] == [True, len(compared) == 1]
+    assert [asked.configuration["bucket_cap_mb"] for asked in job.asked if asked.compare] == compared
 
 
 def test_a_rung_with_nothing_to_try_is_empty() -> None:
