@@ -8,11 +8,12 @@ built in the end. `recipe = None` is the script alone: what a refused recipe mus
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,10 @@ class Case:
     """A second model is built and trained when the first has been."""
     joins: bool = False
     """Rank 1 has inputs for half of the steps, and DDP divides by the ranks that still have some."""
+    looks: bool = False
+    """The model is called once more, without gradients, before the backward pass of each micro-batch."""
+    again: bool = False
+    """Another object is built around the same parameters and gets other inputs; on rank 0 the first one stays alive."""
 
 
 BF16 = {"hook": "bf16"}
@@ -84,12 +89,16 @@ CASES = {
     "hook refused by one": Case(BF16, odd_rank=1),
     "hook refused, alone": Case(BF16, inputs=OTHERS, alone=True),
     "hook fits, alone": Case(BF16, inputs=FREE, alone=True),
+    "hook, again with other inputs": Case(BF16, again=True),
     "powersgd refused": Case({"hook": "powersgd", "powersgd_rank": 1, "powersgd_start_step": 0}, inputs=OTHERS),
     "accumulation fits": Case(TWO),
+    "accumulation fits, alone": Case(TWO, inputs=FREE, alone=True),
     "accumulation refused": Case(TWO, inputs=OTHERS),
     "accumulation refused, clips": Case(TWO, inputs=OTHERS, clips=True),
     "accumulation and hook refused": Case({**TWO, **BF16}, inputs=OTHERS, clips=True),
     "implicit_no_sync refused": Case({"defer_reductions": 2}, inputs=OTHERS, micro_batches=2),
+    "implicit_no_sync fits, alone": Case({"defer_reductions": 2}, inputs=FREE, alone=True, micro_batches=2),
+    "implicit_no_sync fits, looks": Case({"defer_reductions": 2}, looks=True, micro_batches=2),
     "caps fit": Case(CAPS),
     "caps refused": Case(CAPS, inputs=OTHERS),
     "static refused": Case({"static_graph": True}, inputs=OTHERS),
@@ -148,6 +157,15 @@ def train(case: Case, rank: int) -> dict[str, Any]:
         later = DDP(Network(99))
         for step in range(2):
             one_step(case, rank, step, later, torch.optim.SGD(later.parameters(), lr=0.1))
+    if case.again:
+        held, module = (models if rank == 0 else None), models[0].module
+        models = built = [DDP(module)]
+        del model
+        gc.collect()  # rank 1 has no other object any more
+        for step in range(2):
+            one_step(replace(case, odd_rank=rank), rank, 100 + step, models[0], optimizers[0])
+            steps.append([p.detach().clone() for p in module.parameters()])
+        del held
     return {"steps": steps, **how_built(models)}
 
 
@@ -156,7 +174,11 @@ def one_step(case: Case, rank: int, seed: int, model: DDP, optimizer: torch.opti
     for micro in range(case.micro_batches):
         source = torch.Generator().manual_seed(1000 * seed + 10 * rank + micro)
         inputs = torch.randn(BATCH + (case.odd_rank == rank), FEATURES, generator=source)
-        nn.functional.cross_entropy(model(inputs), inputs[:, :4].argmax(1)).backward()
+        loss = nn.functional.cross_entropy(model(inputs), inputs[:, :4].argmax(1))
+        if case.looks:
+            with torch.no_grad():
+                model(inputs)
+        loss.backward()
     if case.clips:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
     optimizer.step()

@@ -223,6 +223,24 @@ def keeps_outputs(run: Run, rank: int) -> None:
     run.losses += [out.sum() for out in kept]
 
 
+def changes_a_setting(run: Run, rank: int) -> None:
+    """A number that a layer reads in Python, as of a script that raises dropout from epoch to epoch."""
+    for number, x in enumerate(batches(rank)):
+        if number == 7:
+            run.ddp.module.blocks[1].inner[1].momentum = 0.5
+        run.backward(x)
+        run.step()
+
+
+def replaces_a_buffer(run: Run, rank: int) -> None:
+    for number, x in enumerate(batches(rank)):
+        if number == 7:
+            norm = run.ddp.module.blocks[1].inner[1]
+            norm.running_mean = torch.zeros_like(norm.running_mean)
+        run.backward(x)
+        run.step()
+
+
 def averages_weights(run: Run, rank: int) -> None:
     """A deep copy and a pickle, made while graphs stand, compute by themselves."""
     average = None
@@ -258,11 +276,12 @@ def autocast_turned_off(run: Run, rank: int) -> None:
 
 
 LOOPS = (plain, zeroed_in_place, accumulates, reduces_each_micro_batch, two_forwards, forward_for_nothing, other_shapes,
-         other_arguments, evaluates, past_ddp, moves_parameters, freezes, adds_a_hook, keeps_outputs,
-         averages_weights, under_autocast, autocast_turned_off)  # fmt: skip
+         other_arguments, evaluates, past_ddp, moves_parameters, freezes, adds_a_hook, changes_a_setting,
+         replaces_a_buffer, keeps_outputs, averages_weights, under_autocast, autocast_turned_off)  # fmt: skip
 SERVED = {  # forward passes of the whole model that a graph can serve, of the 8 steps after capture; the others cannot
     "accumulates": 8, "reduces_each_micro_batch": 14, "two_forwards": 8, "forward_for_nothing": 3, "other_shapes": 6,
     "other_arguments": 5, "past_ddp": 8, "moves_parameters": 3, "freezes": 3, "adds_a_hook": 3,
+    "changes_a_setting": 3, "replaces_a_buffer": 3,
 }  # fmt: skip
 
 

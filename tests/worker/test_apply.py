@@ -220,6 +220,25 @@ def switched_off(rank: int, live: LiveDdp) -> dict[str, Any]:
     return {**found, "sync": ddp.require_backward_grad_sync}
 
 
+def prepared_by_the_script(rank: int, live: LiveDdp) -> dict[str, float]:
+    """How far the ranks are apart, with reduction off and on. The script prepares the reducer, as Lightning does."""
+    ddp = DDP(Net())
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+    found = {}
+    for name, on in (("off", False), ("on", True)):
+        live.reduce(on)
+        for step in range(2):
+            optimizer.zero_grad()
+            inputs = data(rank, step)
+            error = (ddp(inputs) - inputs[:, :4]).square().mean()
+            if ddp.require_backward_grad_sync:
+                ddp.reducer.prepare_for_backward([])
+            error.backward()
+            optimizer.step()
+        found[name] = ranks_differ_by(vector(ddp))
+    return found
+
+
 class Apart(nn.Module):
     """Each rank has an adapter and a counter of its own, which DDP is told to ignore, and a transposed weight."""
 
@@ -286,6 +305,7 @@ def checks(rank: int) -> dict[str, Any]:
         "apart": in_another_group(rank, live),
         "reducers alive": reducers_alive(rank, live),
         "switched off": switched_off(rank, live),
+        "prepared": prepared_by_the_script(rank, live),
         "kept apart": {sends: kept_apart(rank, live, sends) for sends in (True, False)},
         "threads": threads(live),
     }
@@ -358,6 +378,12 @@ def test_reduction_is_switched_off_and_on(ranks: list[dict[str, Any]]) -> None:
         assert found["off"] > 1e-3
         assert (found["on"], found["after"]) == (0.0, 0.0)
         assert found["rank 0 kept"] is (rank == 0)
+
+
+def test_reduction_is_off_also_where_the_script_prepares_the_reducer(ranks: list[dict[str, Any]]) -> None:
+    for found in (found["prepared"] for found in ranks):
+        assert found["off"] > 1e-3
+        assert found["on"] == 0.0
 
 
 @pytest.mark.parametrize("sends", [True, False])

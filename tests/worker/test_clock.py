@@ -83,6 +83,22 @@ def test_an_optimizer_around_another_one_is_no_second(script: Script) -> None:
     assert script.during(optimizer(script.ours, script.second).step) == 1
 
 
+class Clipping(torch.optim.SGD):
+    """Clips in its step, as optimizers of detectron2 do."""
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        torch.nn.utils.clip_grad_norm_(self.param_groups[0]["params"], 1.0)
+        super().step(closure)
+
+
+def test_a_class_that_calls_the_step_of_its_parent_makes_one(script: Script) -> None:
+    """torch wraps the parent's method once there is a plain one of it, here for a network that is not under DDP."""
+    plain = optimizer(script.foreign)
+    one = Clipping([p for network in script.held for p in network.parameters()], lr=0.1)
+    assert [script.during(one.step) for _ in range(6)] == [0, 0, 1, 1, 1, 1]
+    assert script.during(plain.step) == 0
+
+
 @pytest.mark.parametrize("bad", [float("inf"), float("nan"), 1.0])
 def test_a_step_that_a_scaler_leaves_out_is_one(script: Script, bad: float) -> None:
     """Where nothing is reduced one rank alone may leave it out, and all ranks count alike."""

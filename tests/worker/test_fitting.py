@@ -35,6 +35,7 @@ RESTORED = {
 }
 """The same of what is trained after it was unpickled, under a recipe that fits."""
 FIT = ("hook fits", "hook fits, alone", "hook, free batch", "hook, nothing known", "accumulation fits", "caps fit")
+ALONE = [("accumulation fits, alone", "accumulation fits"), ("implicit_no_sync fits, alone", "plain, micro-batches")]
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +113,21 @@ def test_a_recipe_that_fits_is_used_in_silence(folder: Path, name: str) -> None:
 def test_what_fits_has_an_effect(folder: Path, name: str) -> None:
     """Else the tests of what is refused would say nothing."""
     assert far(ranks(folder, name)[0], ranks(folder, "plain")[0]) > 1e-5
+
+
+@pytest.mark.parametrize(("name", "other"), ALONE)
+def test_a_pass_that_one_rank_runs_alone_changes_no_step(folder: Path, name: str, other: str) -> None:
+    """Nobody goes backward from it, so it is no part of a step, nor of what is counted of one."""
+    found = ranks(folder, name)[0]
+    assert far(found, ranks(folder, other)[0]) < 1e-6
+    assert found["told"] == []
+
+
+def test_a_pass_without_gradients_before_the_backward_pass_changes_no_step(folder: Path) -> None:
+    """What the pass before it has put off is reduced all the same, as in scripts that compare two views of a sample."""
+    found = ranks(folder, "implicit_no_sync fits, looks")[0]
+    assert far(found, ranks(folder, "plain, micro-batches")[0]) < 1e-6
+    assert found["told"] == []
 
 
 def test_arguments_that_fit_stay(folder: Path) -> None:

@@ -161,7 +161,38 @@ class DropsLayers(nn.Module):
         return y
 
 
+class Assigns(nn.Module):
+    """Keeps a mean of its outputs by assigning it, and a loss for the script to read."""
+
+    def __init__(self, keeps_loss: bool) -> None:
+        super().__init__()
+        self.layer, self.keeps_loss, self.loss = nn.Linear(2, 2), keeps_loss, None
+        self.mean: torch.Tensor
+        self.register_buffer("mean", torch.zeros(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.layer(x)
+        if self.keeps_loss:
+            self.loss = self.layer.weight.square().sum()
+        else:
+            self.mean = 0.9 * self.mean + 0.1 * y.detach().mean(0)
+        return y
+
+
 X = torch.ones(3, 2)
+
+
+@pytest.mark.parametrize("what", ["mean", "loss"])
+def test_a_module_that_sets_its_own_attributes_is_not_captured(what: str) -> None:
+    """After a capture the script would read what the capture has left there, and add a loss that trains nothing."""
+    module = Assigns(keeps_loss=what == "loss")
+    before, content = module.mean, module.mean.clone()
+    signature, tensors = signature_of((X,), {})
+    with pytest.raises(RuntimeError, match=f"Assigns sets its {what} anew in each pass"):
+        capture([Sample(module, module, signature, tensors, None)], static_callables)
+    assert module.mean is before
+    assert torch.equal(module.mean, content)
+    assert module.loss is None
 
 
 @pytest.mark.parametrize("draw", [random.random, numpy.random.rand], ids=["random", "numpy"])

@@ -68,6 +68,21 @@ def wrap_forward(before: Callable[[Method], Method], after: Callable[[Method], M
     DDP._post_forward = _wrapped_by(after, DDP._post_forward)  # type: ignore[method-assign]
 
 
+def ask_before_preparing(may_reduce: Callable[[Any], bool]) -> None:
+    """Prepare a reducer for a backward pass only where `may_reduce(reducer)`; else that pass reduces nothing.
+
+    DDP prepares it after each forward pass that reduces. A script may do that itself, whatever DDP is told.
+    """
+    prepare: Method = dist.Reducer.prepare_for_backward  # type: ignore[attr-defined]
+
+    def prepare_for_backward(reducer: Any, *outputs: Any, **named: Any) -> None:
+        if may_reduce(reducer):
+            prepare(reducer, *outputs, **named)
+
+    disabled = torch.compiler.disable(prepare_for_backward)
+    dist.Reducer.prepare_for_backward = disabled  # type: ignore[attr-defined, method-assign]
+
+
 def _wrapped_by(wrap: Callable[[Method], Method], method: Method) -> Method:
     return _skipped_by_dynamo(functools.wraps(method)(wrap(method)))
 

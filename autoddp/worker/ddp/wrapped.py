@@ -219,6 +219,10 @@ class Wrapped:
         self._own_hook = weakref.ref(hook)
         register_by_torch(ddp, state, hook)
 
+    def has_own(self, hook: Hook | None) -> bool:
+        """Whether this is the hook that was registered last for the configuration."""
+        return hook is not None and self._own_hook() is hook
+
     def leave_out_samples(self) -> None:
         """Keep DDP's logger from reading the times of passes from now on.
 

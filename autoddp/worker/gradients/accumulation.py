@@ -20,6 +20,7 @@ stops.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -34,6 +35,7 @@ from autoddp.knobs.micro_batches import (
     STEPS_OTHERS,
     STEPS_WITHOUT_GRADIENTS,
 )
+from autoddp.worker.ddp.backward import when_backward_begins
 from autoddp.worker.ddp.handlers import DdpEvents
 from autoddp.worker.ddp.private import is_joining, must_reduce
 from autoddp.worker.ddp.wrapped import Wrapped
@@ -74,7 +76,7 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
         """Objects whose gradients are this rank's own: their reduction was put off. They are kept alive, because each
         rank's garbage collector frees what the script drops at another time, and all ranks must reduce the same."""
         self.in_step = False
-        """Whether a model was called for training since the script's last step."""
+        """Whether a backward pass of a model has begun since the script's last step."""
         self._trains = False
         """Whether one was called for training since the script has begun."""
         self._left_out = False
@@ -213,9 +215,19 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
         if torch.is_grad_enabled():
             self._kept.sum_again()
         if torch.is_grad_enabled() and self._switch.as_written(ddp):
-            self._trains = self.in_step = True
+            self._trains = True
             if self._switch.reduces(ddp):
                 self._put_off(ddp)
+
+    def returned(self, ddp: DDP, what: Any) -> Any:
+        """See `DdpEvents`. One rank alone may run a forward pass, to log or to evaluate, but no backward pass."""
+        begins = not self.in_step and torch.is_grad_enabled() and self._switch.as_written(ddp)
+        if begins and not when_backward_begins(what, self._goes_backward):
+            self._goes_backward()  # the gradients may come from an object in which DDP finds no tensors
+        return what
+
+    def _goes_backward(self) -> None:
+        self.in_step = True
 
     def _end(self, why: str) -> None:
         """Stop, in a forward pass."""

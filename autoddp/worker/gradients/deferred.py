@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,13 +22,33 @@ from autoddp.knobs import Configuration
 from autoddp.knobs.micro_batches import DEFER_REDUCTIONS, DISCARDS_GRADIENTS, READS_GRADIENTS
 from autoddp.worker.ddp.backward import when_backward_begins
 from autoddp.worker.ddp.handlers import DdpEvents
-from autoddp.worker.ddp.private import is_joining, must_reduce
+from autoddp.worker.ddp.private import is_joining, must_reduce, version_of
 from autoddp.worker.ddp.wrapped import Wrapped
 from autoddp.worker.effects.base import Effect
-from autoddp.worker.gradients.access import GradientHandler, OwnReads, are_reduced, held_by
+from autoddp.worker.gradients.access import GradientHandler, OwnReads, are_reduced, gradient_of, held_by
 from autoddp.worker.gradients.switch import ReductionSwitch, StillThere, left_unreduced
 
 _CHUNK = 25 * 2**20  # bytes that are flattened at once
+
+
+class _Pass:
+    """A forward pass that was counted: whether anybody goes backward from it is not known yet."""
+
+    def __init__(self, parameters: Sequence[torch.Tensor], was_pending: bool) -> None:
+        self.was_pending = was_pending
+        self.parameters = parameters
+        self.is_put_off = self.was_taken_back = False
+        self._before = self._gradients()
+
+    def _gradients(self) -> list[tuple[int, int] | None]:
+        gradients = map(gradient_of, self.parameters)  # their identities, because nothing may hold them
+        return [None if gradient is None else (id(gradient), version_of(gradient)) for gradient in gradients]
+
+    @property
+    def has_given_gradients(self) -> bool:
+        """Whether anything was added to a gradient since, which is not cleared again."""
+        now = self._gradients()
+        return any(one is not None and one != before for one, before in zip(now, self._before, strict=True))
 
 
 class ImplicitNoSync(Effect, DdpEvents, GradientHandler):
@@ -38,6 +59,8 @@ class ImplicitNoSync(Effect, DdpEvents, GradientHandler):
         self._wrapped = wrapped
         self._every = 1
         self._forwards = 0
+        self._last: _Pass | None = None
+        """The last forward pass that was counted, until a backward pass from it begins."""
         self.pending = False
         """Whether there may be gradients that are not reduced."""
         self._parameters = StillThere(DEFER_REDUCTIONS.name)
@@ -65,6 +88,7 @@ class ImplicitNoSync(Effect, DdpEvents, GradientHandler):
     def every(self, micro_batches: int) -> None:
         """Set the number, at a step boundary."""
         self._every, self._forwards, self._switch.put_off = micro_batches, 0, False
+        self._last = None
         self._is_reduced()
 
     def end(self) -> None:
@@ -73,6 +97,7 @@ class ImplicitNoSync(Effect, DdpEvents, GradientHandler):
 
     def forward_begins(self, ddp: DDP) -> None:
         """A forward pass is about to run; what is decided here holds for its backward pass."""
+        self._look_back()
         self._switch.put_off = False
         if ddp in self._broadcasts:
             self._broadcasts.discard(ddp)
@@ -86,19 +111,49 @@ class ImplicitNoSync(Effect, DdpEvents, GradientHandler):
         if not ddp.training:  # an evaluation, which may be one rank's alone
             return
         self._forwards += 1
-        self._switch.put_off = self._forwards % self._every != 0 and not must_reduce(ddp)
-        if self._switch.put_off:
-            self.pending = True
+        parameters = next(w.parameters for w in self._wrapped() if w.ddp is ddp)
+        self._last = this = _Pass(parameters, self.pending)
+        self._switch.put_off = this.is_put_off = self._forwards % self._every != 0 and not must_reduce(ddp)
+        if this.is_put_off:
             self._broadcasts.add(ddp)
-            parameters = next(w.parameters for w in self._wrapped() if w.ddp is ddp)
-            self._parameters.begin(parameters)
-            self._own_reads.begin(parameters)
+            self._is_not_reduced(parameters)
 
     def returned(self, ddp: DDP, what: Any) -> Any:
         """See `DdpEvents`. Only a backward pass from what the module has returned reduces what was put off before."""
+        last = self._last
+        if last is not None and not when_backward_begins(what, partial(self._goes_backward, last)):
+            self._last = None  # the gradients may come from an object in which DDP finds no tensors: it counts
         if self.pending and self._switch.reduces(ddp):
             when_backward_begins(what, self._is_reduced)
         return what
+
+    def _goes_backward(self, this: _Pass) -> None:
+        """A backward pass from `this` begins: perhaps after other forward passes, so that it was taken back."""
+        if this is self._last:
+            self._last = None
+        elif this.was_taken_back:
+            this.was_taken_back = False
+            self._forwards += 1
+            if this.is_put_off:
+                self._is_not_reduced(this.parameters)
+
+    def _look_back(self) -> None:
+        """Take back what was decided for a forward pass that nobody has gone backward from so far.
+
+        One rank alone may run such passes, to log or to evaluate, and all ranks must reduce in the same pass.
+        """
+        last, self._last = self._last, None
+        if last is None or last.has_given_gradients:
+            return
+        last.was_taken_back = True
+        self._forwards = max(0, self._forwards - 1)
+        if self.pending and not last.was_pending:
+            self._is_reduced()
+
+    def _is_not_reduced(self, parameters: Sequence[torch.Tensor]) -> None:
+        self.pending = True
+        self._parameters.begin(parameters)
+        self._own_reads.begin(parameters)
 
     def _is_reduced(self) -> None:
         self.pending = False
@@ -132,6 +187,7 @@ class ImplicitNoSync(Effect, DdpEvents, GradientHandler):
 
         `given` is what a function of torch is about to read. RuntimeError if the script itself has read others.
         """
+        self._look_back()
         self.reads(given)
         if not self.pending:
             return

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.worker.ddp.patch import around_ddps_own
-from autoddp.worker.ddp.private import must_reduce, version_of
+from autoddp.worker.ddp.private import ask_before_preparing, must_reduce, version_of
 from autoddp.worker.ddp.wrapped import Wrapped
 
 
@@ -30,11 +31,24 @@ class ReductionSwitch:
         self.put_off = False
         """Whether the backward pass of the present forward pass leaves its reduction to a later one."""
         self._read_by_ddp = False
+        self._asked: weakref.WeakSet[DDP] = weakref.WeakSet()
+        """Objects of which DDP has asked whether they reduce, so far."""
 
     def install(self) -> None:
         """Put the property on the class; the instances keep their own values in their dictionaries."""
         setattr(DDP, self._NAME, property(self._get, self._set))
         around_ddps_own(self._while_ddp_reads)
+        ask_before_preparing(self._may_be_prepared)
+
+    def _may_be_prepared(self, reducer: object) -> bool:
+        """Whether this reducer may be prepared for a backward pass; DDP itself does so only where it reduces.
+
+        Some scripts do so too: Lightning where a module optimizes by hand, Accelerate in `trigger_sync_in_backward`.
+        """
+        if self.on or self._read_by_ddp:
+            return True
+        ddp = next((one for one in self._asked if one.__dict__.get("reducer") is reducer), None)
+        return ddp is None or must_reduce(ddp) or self._of(ddp) is None
 
     def as_written(self, ddp: DDP) -> bool:
         """Whether the script has this object reduce now."""
@@ -46,7 +60,10 @@ class ReductionSwitch:
         return self.as_written(ddp) and (left_alone or (self.on and not self.put_off))
 
     def _get(self, ddp: DDP) -> bool:
-        return self.reduces(ddp) if self._read_by_ddp else self.as_written(ddp)
+        if not self._read_by_ddp:
+            return self.as_written(ddp)
+        self._asked.add(ddp)
+        return self.reduces(ddp)
 
     @contextlib.contextmanager
     def _while_ddp_reads(self) -> Iterator[None]:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from autoddp.worker.graphs.safe_capture import safe_captures
-from autoddp.worker.graphs.signature import Signature, tensors_of
+from autoddp.worker.graphs.signature import CONSTANTS, Signature, tensors_of
 from autoddp.worker.process.device import as_current, on_a_side_stream, seed
 
 Graphed = Callable[..., Any]
@@ -106,7 +106,7 @@ def capture(samples: Sequence[Sample], make: Make) -> list[Graphed]:
     # torch captures on the current device.
     with as_current(device), no_trace(samples), under_autocast(samples[0]), torch.enable_grad():
         # On the script's stream, where DDP made the parameters' nodes: torch warns of gradients from another stream.
-        expected = [one_pass(m, sample.inputs(), m) for m, sample in zip(modules, samples, strict=True)]
+        expected = [_without_a_trace(m, sample) for m, sample in zip(modules, samples, strict=True)]
         with on_a_side_stream(device):
             for _ in range(_PASSES):
                 for one, sample in zip(aliased, samples, strict=True):
@@ -119,6 +119,34 @@ def capture(samples: Sequence[Sample], make: Make) -> list[Graphed]:
         for sample, module, call, what in zip(samples, modules, graphed, expected, strict=True):
             prove(sample, one_pass(call, sample.inputs(), module), what)
     return graphed
+
+
+def _without_a_trace(by_position: _ByPosition, sample: Sample) -> list[torch.Tensor]:
+    """`one_pass` of the module itself. RuntimeError if the pass puts other things in the place of those that it holds.
+
+    A running mean that is assigned and not written in place, a loss or a count that the script reads from the module:
+    a graph would leave in their place what its capture has put there.
+    """
+    held = [(inner, _held_by(inner)) for inner in sample.module.modules()]
+    found = one_pass(by_position, sample.inputs(), by_position)
+    for inner, before in held:
+        after = _held_by(inner)
+        other = next((name for name in after if not _same(before.get(name, _NOTHING), after[name])), None)
+        if other is not None:
+            raise RuntimeError(f"{type(inner).__name__} sets its {other} anew in each pass, and a graph would not")
+    return found
+
+
+_NOTHING = object()
+
+
+def _held_by(module: nn.Module) -> dict[str, Any]:
+    """Attributes and buffers of the module alone, by name."""
+    return {**vars(module), **dict(module.named_buffers(recurse=False))}
+
+
+def _same(one: Any, other: Any) -> bool:
+    return one is other or (type(one) is type(other) and isinstance(one, CONSTANTS) and bool(one == other))
 
 
 def _one_device(samples: Sequence[Sample]) -> torch.device:
@@ -178,6 +206,8 @@ def prove(sample: Sample, found: Sequence[torch.Tensor], expected: Sequence[torc
 @contextlib.contextmanager
 def no_trace(samples: Sequence[Sample]) -> Iterator[None]:
     """Put buffers and random numbers back afterwards: warm-up passes move BatchNorm's statistics and draw numbers."""
+    modules = [inner for sample in samples for inner in sample.module.modules()]
+    held = [(inner, dict(vars(inner)), dict(inner.named_buffers(recurse=False))) for inner in modules]
     buffers = [buffer for sample in samples for buffer in sample.module.buffers()]
     before = [buffer.clone() for buffer in buffers]
     devices = {t.device for sample in samples for t in (*sample.module.parameters(), *buffers) if t.is_cuda}
@@ -190,6 +220,10 @@ def no_trace(samples: Sequence[Sample]) -> Iterator[None]:
             random.setstate(pythons)
             if numpy:
                 numpy.random.set_state(numpys)
+            for inner, attributes, own in held:  # a pass may put another tensor in the place of one
+                vars(inner).update(attributes)
+                for name, buffer in own.items():
+                    setattr(inner, name, buffer)
             with torch.no_grad():
                 for buffer, value in zip(buffers, before, strict=True):
                     buffer.copy_(value)

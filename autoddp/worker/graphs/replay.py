@@ -11,7 +11,7 @@ from torch import nn
 
 from autoddp.worker.ddp.private import hooks_inside
 from autoddp.worker.graphs.capture import Graphed, Sample, under_autocast
-from autoddp.worker.graphs.signature import Unfit, put_together, signature_of, surroundings, tensors_of
+from autoddp.worker.graphs.signature import CONSTANTS, Unfit, put_together, signature_of, surroundings, tensors_of
 from autoddp.worker.graphs.stand_in import Forward, StandIn
 
 
@@ -92,9 +92,18 @@ class Replay:
         self._model, self._module, self._signature = sample.model, module, sample.signature
         self._graphed, self._memory, self._place = graphed, memory, place
         self._modules = list(module.modules())
-        self._tensors = [*module.parameters(), *module.buffers()]
+        self._parameters = list(module.parameters())
+        # By their names, because a script may put another buffer, or another number, in the place of one. The buffers
+        # are held too: no other tensor gets the place of one that is gone.
+        self._buffers = [(inner, *one) for inner in self._modules for one in inner.named_buffers(recurse=False)]
+        self._settings = [
+            (vars(inner), name)
+            for inner in self._modules
+            for name, value in vars(inner).items()
+            if isinstance(value, CONSTANTS)
+        ]
         self._hooks = hooks_inside(module)
-        self._device = self._tensors[0].device.type
+        self._device = self._parameters[0].device.type
         with under_autocast(sample):
             self._captured = self._state()
         self._armed = False
@@ -143,5 +152,17 @@ class Replay:
         return (
             surroundings(self._device),
             [module.training for module in self._modules],
-            [(tensor.data_ptr(), tensor.requires_grad) for tensor in self._tensors],
+            [(p.data_ptr(), p.requires_grad) for p in self._parameters],
+            [_place_of(getattr(inner, name, None)) for inner, name, _ in self._buffers],
+            [_setting(attributes.get(name)) for attributes, name in self._settings],
         )
+
+
+def _place_of(buffer: Any) -> tuple[int, bool] | None:
+    """The address of a buffer; None where the script has put something else in its place."""
+    return (buffer.data_ptr(), buffer.requires_grad) if isinstance(buffer, torch.Tensor) else None
+
+
+def _setting(value: Any) -> object:
+    """A module's own number, word or switch, as kernels were launched with it. Tensors are never compared here."""
+    return value if isinstance(value, CONSTANTS) else type(value)

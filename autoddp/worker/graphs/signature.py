@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree  # what torch.cuda.graphs itself takes arguments apart with
 
-_CONSTANTS = (bool, int, float, str, type(None), torch.dtype)
+CONSTANTS = (bool, int, float, str, type(None), torch.dtype)
 
 
 class Unfit(Exception):
@@ -56,7 +56,7 @@ def signature_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Signat
 def _known_of(leaf: object) -> object:
     if type(leaf) is torch.Tensor:
         return TensorLike(leaf.shape, leaf.dtype, leaf.device, leaf.requires_grad)
-    if isinstance(leaf, _CONSTANTS):
+    if isinstance(leaf, CONSTANTS):
         return type(leaf), leaf
     raise Unfit(f"an argument is of type {type(leaf).__name__}")
 

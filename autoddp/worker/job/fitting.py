@@ -11,6 +11,7 @@ back at the next forward pass if the job is another one.
 
 # DDP reads a hook's annotations and wants its own types there: no `from __future__ import annotations`.
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -151,12 +152,13 @@ class Fitting(DdpEvents):
 
         def fitting(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
             if not found:
-                found.append(self._with_parameter(bucket.parameters()[0]))
+                found.append(self._with_hook(this()))
             one = found[0]
             if one is not None and one.mine is not None and one.answer is None:
                 self._settle(one, None)
             return exact_mean(group, bucket) if one is not None and one.answer else hook(state, bucket)
 
+        this = weakref.ref(fitting)  # a hook that held itself would keep the group's threads alive
         return fitting
 
     def why_not(self) -> str:
@@ -172,8 +174,9 @@ class Fitting(DdpEvents):
     def _of(self, ddp: DDP) -> _Object | None:
         return next((one for one in self._objects if one.wrapped.ddp is ddp), None)
 
-    def _with_parameter(self, parameter: torch.Tensor) -> _Object | None:
-        return next((one for one in self._objects if any(p is parameter for p in one.wrapped.parameters)), None)
+    def _with_hook(self, hook: Hook | None) -> _Object | None:
+        # Not by a parameter: an earlier object around the same ones may be there still, and on some ranks only.
+        return next((one for one in self._objects if one.wrapped.has_own(hook)), None)
 
     def _settle(self, one: _Object, seconds: float | None) -> None:
         """Wait for the decision of all ranks, for at most so long; None: as long as a collective may take.

@@ -97,10 +97,11 @@ class StepClock(DdpEvents, GradientHandler):
     def after_step(self, optimizer: Optimizer) -> None:
         """See `GradientHandler`. An optimizer around another one of the same parameters (SAM, Lookahead) is no second.
 
-        The inner one counts: if its step raises, nothing has to be undone here.
+        The inner one counts: if its step raises, nothing has to be undone here. Where a class calls `super().step()`,
+        torch may tell of both methods, for one optimizer: then the outer one finds nothing here, and is no second.
         """
-        inside = self._stepping.pop(id(optimizer), set())
-        if self._by_forwards:
+        inside = self._stepping.pop(id(optimizer), None)
+        if self._by_forwards or inside is None:
             return
         ours = self._ids()
         held = ids_of(held_by(optimizer)) & ours
@@ -125,6 +126,7 @@ class StepClock(DdpEvents, GradientHandler):
         Where nothing is reduced, as while the headroom is measured, one rank alone may find an infinite gradient. If it
         counted fewer steps than the others from there on, all would wait for each other.
         """
+        self._stepping[id(optimizer)] = set()
         self.after_step(optimizer)
 
     def _ids(self) -> frozenset[int]:
