@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
+import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autoddp.attempts.keeper import Keeper, Shelter
@@ -31,6 +34,8 @@ _NO_LAYERS_ON = frozenset(
 """File systems that cannot hold an overlay's upper layer, or hold it in memory or over the network."""
 _BLOCK = 512  # bytes: what the field `st_blocks` counts in, whatever the file system's own blocks are
 _ROOMY = 2**30  # bytes: with less than that free, a disk is taken for the layers only if there is no other
+_WRITE_NOTHING = frozenset("env nice numactl taskset".split())
+"""Programs that do nothing but start another one."""
 _ALLOWED = Allowance(share=0.2)  # of what is free on the disk that the layers lie on
 
 
@@ -48,6 +53,8 @@ class Isolation:
     _layers: Path | None = None
     _important: tuple[str, ...] = ()
     _syncs: bool = False
+    _room: int = 0
+    """Bytes that the script may write under guard: into the run's folder, on whatever disk that is."""
 
     def says(self, activity: str) -> str:
         """One line for the user; `activity` as `Options.activity`."""
@@ -58,6 +65,22 @@ class Isolation:
         but = f"; no overlay: {self.why_not_better}" if self.why_not_better else ""
         kernel = "and by the kernel (Landlock)" if self.landlock else "without the kernel's help"
         return f"isolation: guard, in Python {kernel}: what it cannot cover ends {activity} first{but}"
+
+    def why_not_started(self, torchrun: argparse.Namespace) -> str:
+        """Why the program under `--no-python` must not be started to be tuned; "" if it may be, and for a script.
+
+        A Python checks itself from its start. Nothing checks another program from within, such as a shell: so its
+        command is judged here, as if a script that is checked had started it.
+        """
+        if not torchrun.no_python:
+            return ""
+        from autoddp.isolation.elsewhere.commands import judge_words
+        from autoddp.isolation.pipes import Pipes
+
+        words = [torchrun.training_script, *torchrun.training_script_args]
+        if self.level is Level.GUARD and not _starts_python(words):
+            return f"{words[0]} is no Python, and without an overlay nothing takes back what it writes"
+        return judge_words(words, are_others=Pipes(time.time()).are_others)
 
     def shelter(self, number: int, attempt: Path, written: Path) -> Shelter:
         """For attempt `number`, whose own folder is `attempt`; `written`: see `variables`."""
@@ -104,10 +127,12 @@ class Isolation:
 
     def under_guard(self, why: str) -> Isolation:
         """The isolation of this host by guard; `why`: the reason why no better level was taken."""
-        return _guard(self._folder, why)
+        return _guard(self._folder, why, self._room)
 
     def written(self) -> int:
-        """Bytes in the layers now."""
+        """Bytes in the layers now; under guard, in the folders to which it redirects what the script writes."""
+        if self.level is Level.GUARD:
+            return sum(_size_of(written) for written in self._folder.path.glob("attempt*/written"))
         return _size_of(self._layers) if self._layers is not None else 0
 
 
@@ -118,21 +143,21 @@ def choose_isolation(options: Options, folder: RunFolder, keeper: Keeper) -> Iso
     """The best level that this host allows, or the one that was asked for; UsageError if the host does not allow it."""
     if options.isolation is Level.OFF:
         return Isolation.off(folder)
-    why = ""
+    why, room = "", _room(folder.path, options.scratch_limit)
     if options.isolation is not Level.GUARD:
         found, why = _overlay(options, folder, keeper)
         if found is not None:
-            return found
+            return replace(found, _room=room)
         if options.isolation is Level.OVERLAY:
             raise UsageError(f"--isolation overlay: {why}; without the option the best that this host allows is taken")
-    return _guard(folder, why)
+    return _guard(folder, why, room)
 
 
-def _guard(folder: RunFolder, why: str) -> Isolation:
+def _guard(folder: RunFolder, why: str, room: int) -> Isolation:
     from autoddp.isolation.landlock import supported
 
     landlock = os.environ.get(NO_LANDLOCK) != "1" and supported()
-    return Isolation(Level.GUARD, folder, why, landlock=landlock)
+    return Isolation(Level.GUARD, folder, why, room, landlock, _room=room)
 
 
 def _overlay(options: Options, folder: RunFolder, keeper: Keeper) -> tuple[Isolation | None, str]:
@@ -151,13 +176,33 @@ def _overlay(options: Options, folder: RunFolder, keeper: Keeper) -> tuple[Isola
         tried = Layers(str(layers / "try"), str(layers / "kept"), options.diagnose_only)
         why = keeper.why_no_overlay(Shelter(Level.OVERLAY, tried, (str(folder.sockets),), important))
         if not why:
-            free = os.statvfs(layers)
-            limit = (options.scratch_limit or _ALLOWED).bytes_of(free.f_bavail * free.f_frsize)
+            limit = _room(layers, options.scratch_limit)
             # What saving costs is a part of what a diagnosis has to find; trials leave it out.
             syncs = options.diagnose_only
             found = Isolation(Level.OVERLAY, folder, "", limit, _layers=layers, _important=important, _syncs=syncs)
             return found, ""
     return None, why
+
+
+def _starts_python(words: Sequence[str]) -> bool:
+    """Whether the first word is this Python, a script that names it in its first line, or a program that starts one."""
+    if os.path.basename(words[0]) in _WRITE_NOTHING:
+        started = next(filter(shutil.which, words[1:]), "")
+        return bool(started) and _starts_python([started])
+    program = shutil.which(words[0]) or words[0]
+    here = os.path.realpath(sys.executable)
+    if os.path.realpath(program) == here:
+        return True
+    with contextlib.suppress(OSError), open(program, "rb") as file:
+        first = file.readline(4096).decode(errors="replace")
+        return first.startswith("#!") and os.path.realpath(first[2:].strip().partition(" ")[0]) == here
+    return False
+
+
+def _room(place: Path, allowed: Allowance | None) -> int:
+    """Bytes that the script may write there."""
+    free = os.statvfs(place)
+    return (allowed or _ALLOWED).bytes_of(free.f_bavail * free.f_frsize)
 
 
 def _important(options: Options) -> Iterator[str]:

@@ -31,7 +31,7 @@ from autoddp.isolation import Level
 from autoddp.isolation.caches import keep_caches
 from autoddp.isolation.overlay import Layers, OverlayRefused, enter
 from autoddp.log import tell
-from autoddp.processes.children import fork, how_ended, kill_child, kill_descendants
+from autoddp.processes.children import collect_orphans, fork, how_ended, kill_child, kill_descendants
 from autoddp.processes.polling import polls
 from autoddp.processes.signals import NOT_FOR_THE_KEEPER
 from autoddp.processes.silence import awaiting
@@ -97,6 +97,7 @@ the keeper ends, for whatever reason."""
 _STOP = "stop"
 _ASKS = 0.5  # seconds between two questions whether the attempt is to be stopped
 _LOOKS = 0.02  # seconds between two looks for children that have ended: elastic collects them soon after
+_COLLECTS = 0.5  # seconds between two looks for orphans that have ended
 _TRIES = 20.0  # seconds for an overlay, which takes less than one where all file systems answer
 _DIES = 3.0  # seconds in which the process that has tried it must be gone after SIGKILL
 _FIRST_WORD = 5.0  # seconds without the keeper's answer until a line says so
@@ -298,9 +299,10 @@ def _run(connection: Connection, attempt: Attempt) -> None:
         _attempt(connection, attempt, child_holds)
     os.close(child_holds)
     try:
-        while alive not in wait([connection, alive]):
-            if connection.recv() == _STOP:  # EOFError: the launcher has gone
+        while alive not in (ready := wait([connection, alive], _COLLECTS)):
+            if connection in ready and connection.recv() == _STOP:  # EOFError: the launcher has gone
                 break
+            collect_orphans(child)
     finally:
         os.close(alive)
         status = kill_child(child)

@@ -42,6 +42,7 @@ from autoddp.runs.rank_logs import LogKeeper
 from autoddp.settings import Objective
 from autoddp.study import StartStudy, TrialFailed, TuningOver
 from autoddp.topology import fingerprint, free_memory
+from autoddp.topology.nccl.conf import nccl_conf
 from autoddp.topology.nccl.tuner import nccl_tuner
 from autoddp.topology.probe import probe
 from autoddp.torchrun.options import processes_per_node
@@ -207,6 +208,8 @@ class ObjectiveTuning(Tuning):
 
     def _made(self, order: _Order) -> tuple[OneStart, str]:
         """Make this host's part of a start; what was seen of it, and why it has failed, "" if it has not."""
+        if why := self._isolation.why_not_started(self._torchrun):
+            raise TuningOver(why)
         number, self._number = self._number, self._number + 1
         place = self._place = self._folder.attempt(number)
         written = self._where_writes_go(number, place)
@@ -216,6 +219,7 @@ class ObjectiveTuning(Tuning):
         try:
             with LogKeeper(place), awaiting(start.in_words):
                 failure = self._keeper.run(attempt, lambda _: None, start.is_over)
+                start.look_at_the_rest()  # before the middle of a long log is cut out, and its end is elsewhere
         finally:
             server.close()
         start.seconds = time.monotonic() - began
@@ -255,7 +259,7 @@ class ObjectiveTuning(Tuning):
         around = NodeAndJob(
             node=probe() if nccl else None,
             nodes=self.hosts.nodes,
-            environment=os.environ,
+            environment={**nccl_conf(os.environ), **os.environ} if nccl else os.environ,
             nccl=nccl,
             tuner=nccl_tuner(os.environ) if nccl else "",
             interfaces=self.interfaces if "gloo" in backend else "",

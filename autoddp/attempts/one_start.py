@@ -247,6 +247,14 @@ class OneStart:
         self.in_page_faults = took / max(time.monotonic() - self._faults_since, 1e-3)
         self.memory = max(self.memory, sum(map(peak_memory, pids)))
 
+    def look_at_the_rest(self) -> None:
+        """Take in what came since the last look, where the script has ended by itself."""
+        if not self.ended_by_us:
+            try:
+                self.progress.look()
+            except Unusable as why:
+                self.failed = str(why)
+
     def seen(self, failure: str) -> Seen:
         """What this host has seen, once its part has ended. `failure`: why the attempt has failed; "" if it has not."""
         if self.stopped is not None:
@@ -270,7 +278,6 @@ class OneStart:
         if self.failed:
             raise Unusable(self.failed)
         if not self.ended_by_us:  # it has ended by itself, and well
-            self.progress.look()
             try:
                 self.progress.ends()
             except Unusable:

@@ -415,7 +415,8 @@ class Tuning:
         )
         while more.more:
             failure = self._make_attempt(number, job, more.variables)
-            self.hosts.attempt_ended(number, failure)
+            # Ranks that are killed some time after the script has ended have not failed, for the other hosts either.
+            self.hosts.attempt_ended(number, "" if job.machine.ended_by_us else failure)
             more = self._goes_on(number, job, failure)
             number += 1
 
@@ -435,6 +436,9 @@ class Tuning:
             return ""
 
     def _attempt(self, number: int, job: LiveJob, wanted: Mapping[str, str]) -> str:
+        if why := self._isolation.why_not_started(self._torchrun):
+            job.give_up(why)
+            return ""
         place = self._place = self._folder.attempt(number)
         written = self._where_writes_go(number, place)
         if not job.attempt_begins(number, place / "heartbeats", wanted):
@@ -451,7 +455,10 @@ class Tuning:
             enough=Enough(place / CALLS) if self.options.diagnose_only else None,
         )
         with LogKeeper(place), awaiting(limits.in_words):
-            return self._keeper.run(attempt, lambda end: job.rank_ended(end.pid, end.how), limits.exceeded)
+            failure = self._keeper.run(attempt, lambda end: job.rank_ended(end.pid, end.how), limits.exceeded)
+        if failure and limits.is_enough_elsewhere:
+            job.give_up(NO_DDP)
+        return failure
 
     def _attempt_with(self, number: int, place: Path, written: Path, wanted: Mapping[str, str]) -> Attempt:
         """An attempt with the variables that are `wanted`; `place` is its folder, `written`: see `_where_writes_go`."""
@@ -468,6 +475,8 @@ class Tuning:
         own = place / "written"
         if self._isolation.level is not Level.GUARD:
             return own
+        if number:
+            self._folder.forget_what_was_written(number - 1)
         own.mkdir(mode=0o700)
         token = own.parent / "token"
         write_private(token, place.parent.name)
@@ -585,13 +594,33 @@ class _Limits:
         self.hosts.waits(self.waiting.waited(machine.ended))
         if machine.measuring and (line := self.waiting.for_whom(self.hosts.at_work)):
             self.say(f"{line}{self._at_most}")
-        if self.enough is not None and machine.is_starting and not machine.built_ddp and self.enough():
+        if machine.is_starting and self._is_enough():
             self.job.give_up(NO_DDP)
             return True
         unmoved = self.waiting.unmoved() if machine.is_starting or machine.follows else ""
         if unmoved:
             self.job.give_up(unmoved)
         return bool(unmoved)
+
+    def _is_enough(self) -> bool:
+        """Whether enough is recorded of a script without DDP, here or on another host."""
+        if self.enough is None or self.job.machine.built_ddp:
+            return False
+        if self.enough():
+            self.hosts.count_me(self._enough)  # before the ranks end here: those of other hosts fail for want of them
+            return True
+        return self.is_enough_elsewhere
+
+    @property
+    def is_enough_elsewhere(self) -> bool:
+        """Whether another host has recorded enough of a script without DDP, and ends its ranks."""
+        is_asked = self.enough is not None and self.hosts.several and not self.job.machine.built_ddp
+        return is_asked and bool(self.hosts.counted(self._enough))
+
+    @property
+    def _enough(self) -> str:
+        """The key under which hosts are counted that have recorded enough."""
+        return f"attempt{self.number}/enough"
 
     def _look_at_what_is_written(self) -> None:
         if not self.job.machine.over and (why := self.written.too_much()):

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 _WITHOUT_USER_FILES = frozenset(
     "autofs binder binfmt_misc bpf cgroup cgroup2 configfs debugfs devpts devtmpfs efivarfs fusectl hugetlbfs"
-    " fuse.gvfsd-fuse fuse.lxcfs fuse.portal mqueue nsfs proc pstore resctrl rpc_pipefs securityfs selinuxfs sysfs"
+    " fuse.lxcfs mqueue nsfs proc pstore resctrl rpc_pipefs securityfs selinuxfs sysfs"
     " tracefs".split()
 )
-"""File systems that show the kernel's state, or a desktop's services."""
+"""File systems that show the kernel's state. No gvfs: below it are the shares that a desktop has mounted."""
 
 
 @dataclass(frozen=True)

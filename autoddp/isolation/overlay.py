@@ -201,6 +201,8 @@ class _Build:
         below = self._below(path)
         self.looks(path)
         if not os.path.isdir(path):
+            if here is not None and _is_dead(path):
+                return None  # it is left out: in its place is the empty folder beneath it
             return self._cover_file(path)
         if here is not None and not here.is_writable:
             self._bind(path, MS_REC)
@@ -305,6 +307,8 @@ class _Build:
     def _make_read_only(self, path: str) -> None:
         """Mount again, read-only, what was bound at `path` and below it."""
         for point in (path, *self._below(path)):
+            if _is_dead(point):  # nothing can be written there, and nothing be told about it
+                continue
             flags = _locked_flags(self._new(point)) if os.path.isdir(self._new(point)) else 0
             mount("none", self._new(point), flags=MS_BIND | MS_REMOUNT | MS_RDONLY | flags)
         self.read_only.append(path)
@@ -313,6 +317,15 @@ class _Build:
         prefix = path.rstrip("/") + "/"
         here = mount_of(path, self.mounts)
         return any(f"{place}/".startswith(prefix) and mount_of(place, self.mounts) is here for place in self.important)
+
+
+def _is_dead(path: str) -> bool:
+    """Whether the server of a FUSE mount has ended: each question is answered by an error, and for good."""
+    try:
+        os.statvfs(path)
+    except OSError as error:
+        return error.errno == errno.ENOTCONN
+    return False
 
 
 def _candidates(syncs: bool) -> list[str]:

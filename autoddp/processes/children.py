@@ -52,6 +52,19 @@ def collect() -> dict[int, int]:
     return ended
 
 
+def collect_orphans(but: int) -> None:
+    """Collect the adopted processes that have ended, and not the child `but`, whose id must stay its own.
+
+    Where a process of the script waits for the end of another one that is not its child, it looks for its id.
+    """
+    if sys.platform != "linux":  # elsewhere nothing is adopted
+        return
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid != but:
+            os.waitpid(ended.si_pid, os.WNOHANG)
+            _stuck.discard(ended.si_pid)
+
+
 def gone_within(seconds: float) -> bool:
     """Wait for the end of every process below this one; whether all have ended in time."""
     return any(not list(_running()) for _ in polls(seconds))

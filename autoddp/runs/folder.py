@@ -35,7 +35,8 @@ _ATTEMPT = re.compile(r"attempt\d+")
 _OF_THE_RUN = ("caches",)
 CALLS = "calls"
 """Folder of an attempt for what its processes record of their collectives."""
-_OF_AN_ATTEMPT = ("heartbeats", "scratch", "written", CALLS)
+_WRITTEN = ("scratch", "written")
+_OF_AN_ATTEMPT = ("heartbeats", *_WRITTEN, CALLS)
 _LONGEST = 103 - len(f"/{PREFIX}12345678/s")  # bytes of a folder for sockets, whose paths may have 103 (macOS)
 _TEMPORARY = "set TMPDIR to a folder that can be written"
 
@@ -99,6 +100,16 @@ class RunFolder:
         for new in (folder, folder / "heartbeats", folder / CALLS):
             new.mkdir(mode=0o700)
         return folder
+
+    def forget_what_was_written(self, number: int) -> None:
+        """Remove what the script wrote in attempt `number`, which has ended on all hosts. Never raises.
+
+        Each attempt may write as much as the job: all of them together would fill the disk.
+        """
+        with opened(self.path / f"attempt{number}") as folder:
+            if folder is not None:
+                for name in _WRITTEN:
+                    _remove_folder(folder, name)
 
     def private(self, place: Path) -> Path:
         """A new folder in `place`, for this user alone, that is removed when the run ends. OSError where none can be.

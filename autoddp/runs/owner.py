@@ -58,8 +58,8 @@ class Owner(Struct, frozen=True, forbid_unknown_fields=True):
         return cls(socket.gethostname(), _boot_id(), pid, _started(pid), _pid_namespace())
 
     def is_here(self) -> bool:
-        """Whether it ran on this host."""
-        return self.host == socket.gethostname()
+        """Whether it ran on this host: also in another container here, which has a host name of its own."""
+        return self.host == socket.gethostname() or bool(self.boot_id and self.boot_id == _boot_id())
 
 
 class Mark(Struct, frozen=True, forbid_unknown_fields=True):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import inspect
 import os
+import signal
+import sys
 from pathlib import Path
 
 from autoddp.network.own_network import on_one_host
@@ -99,7 +101,14 @@ def run_own_job(torchrun: argparse.Namespace, name: str, more: dict[str, str]) -
 
 
 def be_torchrun() -> None:
-    """Run torchrun with this process's command line, which has the words of `meeting_words`; see `own_torchrun`."""
+    """Run torchrun with this process's command line, which has the words of `meeting_words`; see `own_torchrun`.
+
+    Where the launcher is killed, this process ends its ranks and itself: the keeper knows only attempts.
+    """
+    if sys.platform == "linux":
+        from autoddp.isolation.syscalls import die_with_parent
+
+        die_with_parent(signal.SIGTERM)  # elastic ends the ranks then; until it is imported there are none
     from torch.distributed.run import main
 
     from autoddp.network import loopback

@@ -337,6 +337,8 @@ STOPS = {
         ("posix_ipc", "import posix_ipc; posix_ipc.unlink_message_queue('/autoddp-none')", "posix_ipc shares memory"),
         ("sysv_ipc", "import sysv_ipc; sysv_ipc.SharedMemory(12345)", "sysv_ipc shares memory or messages"),
         ("sysv_ipc", "import sysv_ipc; sysv_ipc.remove_shared_memory(-1)", "sysv_ipc shares memory or messages"),
+        ("ray", "from ray._private.node import Node as N; p = type('P', (), {'gcs_address': 'store.invalid:6379'})\n"
+         "N.__init__(object.__new__(N), p, connect_only=True)", "ray gives work to the cluster at store.invalid"),
         # None of these would change anything: nothing is written, or there is no such file.
         ("", "open('/proc/sys/vm/overcommit_memory', 'w')",
          "the script changes /proc/sys/vm/overcommit_memory, which all programs of this machine share"),

@@ -55,6 +55,8 @@ nohup rsync d h: &
 find . -name '*.pt' -exec aws s3 cp {} s3://b \;
 ls *.pt | xargs -I{} gsutil cp {} gs://b
 if true; then git push; fi
+trap 'aws s3 sync ckpt s3://b' EXIT; python train.py
+function up { git push; }; up
 eval "git push"
 http POST store.invalid a=1
 http store.invalid a=1
@@ -182,6 +184,25 @@ gh workflow run status.yml
 docker run -v /data:/data image python lstm.py
 modal run targets.py
 echo a 1 | nc prod-logs.internal 2003
+docker kill listener
+virsh destroy listener
+gh repo archive viewer
+gh label clone owner/other
+az ml job cancel --name list-files
+gcloud compute instances reset listener
+nomad job dispatch widget-train
+fly apps destroy budget-app
+sky down budget-run
+mc anonymous set public minio/bucket
+oras manifest delete host/image:1
+hostname -F name.txt
+git publish-all
+git submodule foreach git push
+rsync -a ckpt "$(cat where)"
+for host in a b; do scp f $host; done
+aws s3 cp s3://a/x "$(cat where)"
+renice -n 10 -p $(pgrep -f train)
+s3fs bucket /mnt -o rootdir=x
 """.strip().splitlines()
 
 READS = r"""
@@ -262,6 +283,10 @@ code --version
 bazel --version
 sccache --show-stats
 nohup python watch.py &
+trap 'rm -rf scratch' EXIT
+trap cleanup EXIT INT
+trap - EXIT
+function up { ls; }; up
 setsid sh -c 'python watch.py'
 vim -es x
 cpupower frequency-info
@@ -310,6 +335,16 @@ gh -R owner/name issue list
 gh run list
 docker image inspect x
 nc -vzw1 host 22
+az vm list -o table
+vault kv get secret/x
+nomad job status x
+sky status
+ngc registry model download-version x
+aws sts get-caller-identity
+git submodule update --init
+rsync -a "$(cat where)" here
+hostname --fqdn
+sshfs -o uid=1,ro host:/d /mnt/d
 """.strip().splitlines()
 
 
@@ -438,6 +473,26 @@ def test_what_git_would_run_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     hook.chmod(0o755)
     for line in ("git commit -am x", "cd / && git -C {0} commit -m x", "git -c a.b=c commit"):
         assert "aws changes something outside this run" in judge_shell(line.format(tmp_path))
+    assert judge_shell("git add x; git status; git checkout y") == ""
+
+
+@pytest.mark.parametrize("where", ["main/.git/hooks", "home/hooks"])
+def test_what_git_would_run_in_a_worktree_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """The hooks of the repository that it belongs to, or those that the user has for all repositories."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    commit = ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "--allow-empty", "-m", "x"]
+    for words in (["init", "-q", "main"], ["-C", "main", *commit], ["-C", "main", "worktree", "add", "-q", "../work"]):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    hook = tmp_path / where / "post-commit"
+    hook.parent.mkdir(parents=True, exist_ok=True)
+    hook.write_text(f"#!/bin/sh\n{UP}")
+    hook.chmod(0o755)
+    if where == "home/hooks":
+        (tmp_path / "home" / ".gitconfig").write_text("[core]\n\thooksPath = ~/hooks\n")
+    monkeypatch.chdir(tmp_path / "work")
+    for line in ("git commit -am x", "git cherry-pick abc", f"cd / && git -C {tmp_path}/work commit -m x"):
+        assert "aws changes something outside this run" in judge_shell(line)
     assert judge_shell("git add x; git status; git checkout y") == ""
 
 

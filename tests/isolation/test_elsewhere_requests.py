@@ -76,6 +76,12 @@ ENDS = (
     "GET https://api.telegram.org/bot1:x/sendMessage?text=done",
     "GET https://api.day.app/key/done",
     "GET https://sctapi.ftqq.com/key.send?title=done",
+    "GET http://www.pushplus.plus/send?token=x&content=done",
+    "GET https://api2.pushdeer.com/message/push?pushkey=x&text=done",
+    "GET https://hc-ping.com/uuid/start",
+    "HEAD https://hc-ping.com/uuid",
+    "GET https://maker.ifttt.com/trigger/done/with/key/x",
+    "GET https://ntfy.sh/mytopic/publish?message=done",
 )
 
 

@@ -22,6 +22,7 @@ from traces.room import ORDINARY, _readable_interpreter, may_bind
 from traces.snapshot import difference, take
 
 from autoddp.isolation.caches import keep_caches
+from autoddp.isolation.mounts import parse
 from autoddp.isolation.overlay import Layers
 
 pytestmark = pytest.mark.skipif(not may_bind(), reason="needs the right to mount in a namespace of its own")
@@ -272,6 +273,25 @@ def test_what_is_mounted_below_is_covered_too(place: Place) -> None:
     assert found["written"] is True or (place.user is not None and found["written"] == 30)
 
 
+@pytest.mark.skipif(not os.access("/dev/fuse", os.R_OK | os.W_OK), reason="needs FUSE")
+def test_a_mount_whose_server_has_ended_costs_nothing(place: Place) -> None:
+    """As an sshfs, an s3fs or a gvfs that has crashed: "Transport endpoint is not connected"."""
+    dead = place.base / "dead"
+    dead.mkdir()
+    if place.user is not None:
+        os.chown(dead, place.user, place.user)
+    mounts = (
+        'import ctypes, os, sys; device = os.open("/dev/fuse", os.O_RDWR); '
+        'data = f"fd={device},rootmode=40000,user_id=0,group_id=0,allow_other".encode(); '
+        'sys.exit(ctypes.CDLL(None).mount(b"dead", os.fsencode(sys.argv[1]), b"fuse", ctypes.c_ulong(0), data))'
+    )
+    program = f"""
+        found["in it"] = os.listdir({str(dead)!r})
+        open("new", "w").write("new")
+        """
+    assert place.run(program, f"{sys.executable} -c '{mounts}' {dead}") == {"in it": []}
+
+
 def test_what_is_mounted_in_a_writable_folder_of_a_read_only_root_is_seen(place: Place) -> None:
     """As in a container that is started with a read-only root, a volume at the work folder and data below it."""
     if place.user is not None:
@@ -366,6 +386,11 @@ def test_caches_are_there_for_the_next_attempt(place: Place, monkeypatch: pytest
     assert first["caches"] == [False] * 5
     assert second["caches"] == [True] * 5
     assert second["before"] == sorted([*first["before"], "cache-0123.arrow", "my_cache", "pkg"])  # type: ignore[misc]
+
+
+def test_the_shares_that_a_desktop_has_mounted_are_covered() -> None:
+    line = "36 35 0:52 / /run/user/0/gvfs rw,nosuid,nodev - fuse.gvfsd-fuse gvfsd-fuse rw,user_id=0"
+    assert parse(line).is_writable
 
 
 def test_the_kernels_limit_of_namespaces_is_named() -> None:

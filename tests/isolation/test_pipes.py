@@ -19,6 +19,7 @@ ENDS = {
     "open to write": "open('m', 'w')",
     "open to append": "open('m', 'ab', buffering=0)",
     "open to read": "open('m')",
+    "whole path, to read": "open(os.path.join(os.getcwd(), 'm'))",
     "os.open": "os.open('m', os.O_WRONLY)",
     "os.open both ways": "os.open(b'm', os.O_RDWR)",
     "os.open without waiting": "os.open('m', os.O_RDONLY | os.O_NONBLOCK)",
@@ -124,7 +125,18 @@ def test_by_the_audit_hook_alone(tree: Path) -> None:
 
 
 @pytest.mark.parametrize("with_landlock", [False, *([True] if landlock.supported() else [])])
-@pytest.mark.parametrize("name", ["open to write", "open to read", "link in a folder", "renamed", "a child's Python"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "open to write",
+        "open to read",
+        "whole path",
+        "whole path, to read",
+        "link in a folder",
+        "renamed",
+        "a child's Python",
+    ],
+)
 def test_under_guard(name: str, with_landlock: bool, tree: Path, tmp_path: Path) -> None:
     before = snapshot(tree)
     ended, said = run(ENDS[name], tree, tmp_path / "scratch", with_landlock, inject=tmp_path / "inject")

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from launchers import whole
+from launchers import environment, wait_for, whole
 
 from autoddp.attempts import env_screening as module
 from autoddp.attempts.env_screening import Screening
@@ -78,3 +80,46 @@ def test_a_setting_under_which_nccl_has_no_broadcast_is_ruled_out(
     env_screening = Screening(torchrun, tmp_path / "screening", {**os.environ, "PYTHONPATH": paths})
     seconds = env_screening._seconds(Burst.of_step(4096, "gloo"), {"NCCL_ALGO": algorithm})
     assert bool(seconds) is serves
+
+
+HANGS = "import os, time\nif 'RANK' in os.environ:\n    time.sleep(1000)\n"
+LAUNCHER = """
+import os, sys
+from pathlib import Path
+from autoddp.attempts.env_screening import Screening
+from autoddp.bench.burst import Burst
+from autoddp.torchrun.options import torchrun_parser
+
+torchrun = torchrun_parser().parse_args(["--nproc-per-node", "2", "train.py"])
+environment = {**os.environ, "PYTHONPATH": os.pathsep.join([sys.argv[2], os.environ["PYTHONPATH"]])}
+Screening(torchrun, Path(sys.argv[1]), environment)._seconds(Burst.of_step(4096, "gloo"), {})
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the kernel tells nobody of a parent's end")
+def test_it_ends_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
+    """It is no attempt, so the keeper does not know it. Its ranks would keep the GPUs."""
+    (tmp_path / "sitecustomize.py").write_text(HANGS)
+    words = [sys.executable, "-c", LAUNCHER, str(tmp_path / "screening"), str(tmp_path)]
+    with subprocess.Popen(words, env=environment()) as launcher:
+        below: list[psutil.Process] = []
+        try:
+            wait_for(lambda: len(_below(launcher.pid)) >= 3, "torchrun and two ranks")
+            below = _below(launcher.pid)
+            launcher.kill()
+            launcher.wait()
+            wait_for(lambda: not any(map(_runs, below)), "the end of the benchmark")
+        finally:
+            for process in (*below, psutil.Process(launcher.pid)) if launcher.poll() is None else below:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+
+
+def _below(pid: int) -> list[psutil.Process]:
+    return psutil.Process(pid).children(recursive=True)
+
+
+def _runs(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False

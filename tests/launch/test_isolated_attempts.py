@@ -13,12 +13,19 @@ import termios
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from launchers import AUTODDP, ROOT, SCRIPTS, Launch, forked, start, wait_for, whole
 from test_tuned_scripts import run, summary
 from traces.room import ORDINARY, Room, _readable_interpreter, may_bind
+
+from autoddp.attempts.isolating import _starts_python, choose_isolation
+from autoddp.attempts.tune import Tuning, Written
+from autoddp.commandline.options import parse
+from autoddp.hosts.together import Hosts
+from autoddp.runs.folder import RunFolder
 
 LONG = {"TUNED_TIMES_LONGER": "40"}
 STATEFUL = str(SCRIPTS / "stateful.py")
@@ -93,16 +100,18 @@ def test_every_attempt_begins_from_the_users_state(kind: str, tmp_path: Path, te
         whole(
             {"WRITES": "1"},
             ["--scratch-limit", "20M"],
-            "while it was being tuned, more than --scratch-limit (20.0 MiB)",
+            "during tuning, more than --scratch-limit (20.0 MiB)",
         ),
         whole({"CHANGES": "big"}, ["--scratch-limit", "20M"], "open of big would put all of it (30.0 MiB) into"),
+        whole({"CHANGES": "link"}, ["--scratch-limit", "20M"], "open of link would put all of it (30.0 MiB) into"),
         ({"REMOVES_ELSEWHERE": "1"}, [], "aws"),
     ],
-    ids=["writes too much", "changes a large file", "removes elsewhere"],
+    ids=["writes too much", "changes a large file", "changes it by a link", "removes elsewhere"],
 )
 def test_what_ends_tuning(environment: dict[str, str], options: list[str], why: str, tmp_path: Path) -> None:
     folder = folder_with_state(tmp_path)
     (folder / "big").write_bytes(b"0" * (30 << 20))
+    (folder / "link").symlink_to("big")
     # the real job must not do what ended the tuning: the test has no bucket, and needs no large file
     script = tmp_path / "script.py"
     script.write_text(
@@ -123,6 +132,39 @@ def test_what_ends_tuning(environment: dict[str, str], options: list[str], why: 
     assert list(folder.glob("large*")) == []
 
 
+@pytest.mark.parametrize(
+    ("level", "why"),
+    [
+        whole("overlay", "git changes something outside this run (git push)"),
+        ("off", "git changes something outside this run (git push)"),
+        ("guard", "./run.sh is no Python, and without an overlay nothing takes back what it writes"),
+    ],
+)
+def test_a_program_is_judged_before_it_is_started(level: str, why: str, tmp_path: Path) -> None:
+    """Under --no-python no check runs in the shell: what it sends or writes while it is tuned would be real."""
+    folder = folder_with_state(tmp_path)
+    script = folder / "run.sh"
+    script.write_text('#!/bin/sh\necho "${AUTODDP_TUNING:-launched}" >>starts\nfalse && git push\nexit 0\n')
+    script.chmod(0o755)
+    words = ["--nproc-per-node", "2", "--isolation", level, "--no-python", "./run.sh"]
+    launch = start(AUTODDP, folder, words, {}).wait()
+    assert launch.returncode == 0, launch.stderr[-2000:]
+    assert f"not tuned, launching as written: {why}" in launch.stderr
+    assert (folder / "starts").read_text() == "launched\n" * 2
+
+
+def test_programs_that_only_start_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under guard each Python checks itself. numactl is the usual reason for --no-python."""
+    for name, first in (("entry", f"#!{sys.executable}"), ("shell", "#!/bin/sh")):
+        (tmp_path / name).write_text(f"{first}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    for words in ([sys.executable, "t.py"], ["entry"], ["env", "A=1", sys.executable], ["taskset", "-c", "0", "entry"]):
+        assert _starts_python(words), words
+    for words in (["shell"], ["env", "shell", sys.executable], ["sh", "entry"], ["no-such-program"], ["env", "A=1"]):
+        assert not _starts_python(words), words
+
+
 @pytest.mark.whole
 @pytest.mark.parametrize("level", ["overlay", "guard"])
 def test_a_named_pipe_is_written_by_the_real_job_alone(level: str, tmp_path: Path) -> None:
@@ -140,6 +182,33 @@ def test_a_named_pipe_is_written_by_the_real_job_alone(level: str, tmp_path: Pat
     assert "not tuned, launching as written: open of " in launch.stderr
     assert "m, a named pipe that is older than this run" in launch.stderr
     assert (tmp_path / "metrics.log").read_text() == "".join(f"step {number}\n" for number in range(60))
+
+
+def test_what_is_written_under_guard_has_a_limit_and_does_not_add_up(
+    tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most containers have guard alone, and its scratch folders lie on the disk of the current folder.
+
+    Under --objective there are a dozen attempts or more, and each may save what the job saves.
+    """
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    options = parse(["--isolation", "guard", "--scratch-limit", "20M", "train.py"])
+    folder = RunFolder(tmp_path / "out")
+    keeper: Any = None  # guard needs none to be chosen
+    isolation = choose_isolation(options, folder, keeper)
+    tuning: Any = object.__new__(Tuning)
+    tuning._folder, tuning._isolation, tuning.hosts = folder, isolation, Hosts()
+    tuning.reporter = SimpleNamespace(say=print)
+    for number in range(3):
+        written = tuning._where_writes_go(number, folder.attempt(number))
+        (written / "model.pt").write_bytes(b"0" * (12 << 20))
+        assert Written(isolation, "tuning").too_much() == ""
+    assert [path.parent.parent.name for path in folder.path.glob("attempt*/written/model.pt")] == ["attempt2"]
+    (written / "more.pt").write_bytes(b"0" * (12 << 20))
+    why = Written(isolation, "tuning").too_much()
+    assert why.startswith("the script has written ")
+    assert why.endswith(" during tuning, more than --scratch-limit (20.0 MiB)")
+    folder.clean()
 
 
 @pytest.mark.whole
@@ -242,6 +311,22 @@ def test_a_folder_that_the_overlay_of_a_user_cannot_cover_is_written_under_guard
     else:
         assert "another attempt; isolation: guard" in done.stderr
         assert "this folder cannot be changed under the overlay: [Errno 30] Read-only file system" in done.stderr
+
+
+@pytest.mark.skipif(not may_bind(), reason="needs the overlay")
+def test_what_is_mounted_at_its_first_use_is_found_under_guard(tmp_path: Path) -> None:
+    """autofs mounts a folder in the host's namespace alone. In that of an attempt the kernel then says ELOOP."""
+    script = tmp_path / "reads.py"
+    script.write_text(
+        "import errno, os\n"
+        "if '\"overlay\"' in os.environ.get('AUTODDP_WORKER_ISOLATION', ''):\n"
+        "    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), '/net/data')\n"
+        "os.write(1, b'read\\n')\n"
+    )
+    launch = run(AUTODDP, tmp_path / "run", str(script))
+    assert launch.returncode == 0, launch.stderr[-2000:]
+    assert "another attempt; isolation: guard" in launch.stderr
+    assert "nothing is mounted at its first use under the overlay: [Errno 40]" in launch.stderr
 
 
 @pytest.mark.whole

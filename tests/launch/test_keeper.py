@@ -19,6 +19,7 @@ from traces.room import may_bind
 from autoddp.attempts import keeper as keeper_module
 from autoddp.attempts.keeper import Attempt, Keeper, Shelter
 from autoddp.isolation import Level
+from autoddp.processes.polling import polls
 from autoddp.processes.signals import NOT_FOR_THE_KEEPER
 from autoddp.torchrun import jobs
 
@@ -128,6 +129,33 @@ def test_a_keeper_that_was_stopped_is_not_waited_for_in_vain(
     said = f"autoddp: waiting for the process that removes what the script has left ({keeper.pid})\n"
     assert capfd.readouterr().err == said
     assert not os.path.exists(f"/proc/{keeper.pid}")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt orphans")
+def test_a_daemon_of_the_script_that_ends_is_seen_to_have_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever stops a daemon waits until its id is gone. An orphan that nobody collects keeps it to the end."""
+
+    def run_tuning_job(*_: object) -> str:
+        reads, writes = os.pipe()
+        parent = os.fork()
+        if parent == 0:
+            daemon = os.fork()
+            if daemon:
+                os.write(writes, str(daemon).encode())
+            os._exit(0)  # the daemon too
+        os.waitpid(parent, 0)
+        daemon = int(os.read(reads, 20))
+        gone = any(not os.path.exists(f"/proc/{daemon}") for _ in polls(30.0))
+        return "it is gone" if gone else "it is still there"
+
+    monkeypatch.setattr(jobs, "run_tuning_job", run_tuning_job)
+    keeper = Keeper()
+    try:
+        assert keeper.run(an_attempt(tmp_path), lambda _: None, lambda: False) == "it is gone"
+    finally:
+        keeper.close()
 
 
 def test_signals_for_all_processes_of_a_job_leave_the_keeper_alone(keeper: Keeper) -> None:

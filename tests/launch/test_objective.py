@@ -145,6 +145,17 @@ def test_a_number_is_seen_when_it_is_printed(tmp_path: Path) -> None:
     assert summary(launch)["objective"]["as_written"] == 3
 
 
+def test_a_number_behind_a_long_log_is_seen(tmp_path: Path) -> None:
+    """When a script has ended, its log is cut to 64 MiB: what was read of it last then lay behind its end."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "job.py").write_text("import time\nprint(('x' * 1023 + '\\n') * 2**17)\ntime.sleep(2)\nprint('rate 3')\n")
+    words = ["--objective", RATE, *ONE, "--tune-only", "job.py"]
+    launch = start(AUTODDP, folder, words, {"OMP_NUM_THREADS": "1"}).wait()
+    assert launch.returncode == 0, launch.stderr[-2000:]
+    assert summary(launch)["objective"]["as_written"] == 3
+
+
 def test_a_signal_ends_it_without_a_job(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
@@ -226,6 +237,15 @@ def test_the_colons_of_a_pattern_stay() -> None:
     assert (found.cost(4.0), found.number(4.0)) == (4.0, 4.0)
     higher = Objective.parse("regex:max:(.)")
     assert (higher.cost(4.0), higher.number(0.25)) == (0.25, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"), [(10.25, "10.25"), (9999.7, "10000"), (51234.0, "51234"), (2.5e6, "2500000")]
+)
+def test_a_number_is_shown_as_the_script_prints_it(number: float, shown: str) -> None:
+    """Tokens per second are mostly more than four digits, and nobody reads 5.123e+04."""
+    found = Objective.parse("regex:max:tokens/s (.+)")
+    assert found.figure(found.cost(number)) == shown
 
 
 @needs_cores

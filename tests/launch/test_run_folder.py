@@ -455,9 +455,9 @@ def test_a_private_folder_whose_run_folder_is_gone(host: Host) -> None:
 
 
 OTHERS: dict[str, dict[str, Any]] = {
-    "another host": {"owner_host": "another"},
+    "another host": {"owner_host": "another", "owner_boot_id": ""},
     "another host, another boot": {"owner_host": "another", "owner_boot_id": "x"},
-    "another host that ended": {"owner_host": "another", "ended": True},
+    "another host that ended": {"owner_host": "another", "owner_boot_id": "x", "ended": True},
     "a container, no lock": {"owner_pid_namespace": "pid:[1]", "locked": False},
 }
 
@@ -475,6 +475,7 @@ GONE: dict[str, dict[str, Any]] = {
     "before the machine was started anew": {"owner_boot_id": "x", "owner_pid": os.getpid()},
     "the same, without locks": {"owner_boot_id": "x", "owner_pid": os.getpid(), "locked": False},
     "a container that is gone": {"owner_pid_namespace": "pid:[1]", "owner_pid": 1},
+    "one with a host name of its own": {"owner_host": "3f2a", "owner_pid_namespace": "pid:[1]", "owner_pid": 1},
     "no id of that size": {"owner_pid": 2**70},
 }
 
@@ -987,8 +988,8 @@ def test_a_run_that_may_live_stays(host: Host) -> None:
         host.ended(),
         host.killed(),
     )
-    remark(killed_elsewhere.run, owner_host="another", folders=[])
-    remark(ended_elsewhere.run, owner_host="another", folders=[])
+    remark(killed_elsewhere.run, owner_host="another", owner_boot_id="x", folders=[])
+    remark(ended_elsewhere.run, owner_host="another", owner_boot_id="x", folders=[])
     for place, launcher in enumerate((living, killed_elsewhere, ended_elsewhere, killed_here)):
         remark(launcher.run, made=100.0 + place)
     RunFolder(host.output, keep_runs=2).clean()

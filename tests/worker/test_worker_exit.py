@@ -50,6 +50,17 @@ def test_a_device_that_never_finishes_is_left_alone(cuda: FakeCuda, monkeypatch:
     never.set()
 
 
+def test_a_device_is_waited_for_also_where_no_thread_can_begin(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From Python 3.12 on none can in an exit handler, and some scripts destroy their process group in one."""
+
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    finish_queued_work(1000)
+    assert cuda.waited == [1]
+
+
 def test_a_process_without_a_device_leaves_at_once(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     finish_queued_work(1000)

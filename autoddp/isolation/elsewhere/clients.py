@@ -94,6 +94,14 @@ def _zmq(call: Call) -> str:
     return "" if place.port and is_own(place.hostname or "", place.port) else f"connects to {place.hostname}"
 
 
+def _ray(call: Call) -> str:
+    """A node that only connects is one of a cluster that runs already. Workers of a cluster connect to their own."""
+    if not call.argument("connect_only") or call.argument("default_worker"):
+        return ""
+    host, _, port = str(getattr(call.argument("ray_params"), "gcs_address", "")).rpartition(":")
+    return "" if port.isdigit() and is_own(host, int(port)) else f"gives work to the cluster at {host or 'an address'}"
+
+
 def _psutil(call: Call) -> str:
     """What a method of psutil.Process changes; "" for own processes, and without arguments: it then only asks."""
     values = (*call.args, *call.kwargs.values())
@@ -190,6 +198,8 @@ MESSAGES = (
 COMPUTERS = (
     Client("docker", "docker.api.client", "APIClient._post ._put ._delete", "changes containers"),
     Client("ray", "ray.job_submission", "JobSubmissionClient.submit_job .stop_job", "runs a job"),
+    # Native code talks to the cluster, whose workers run outside the attempt.
+    Client("ray", "ray._private.node", "Node.__init__", judge=_ray),
     Client("submitit", "submitit.core.core", "Executor.submit .map_array", "submits a job"),
 )
 

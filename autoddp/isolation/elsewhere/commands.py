@@ -30,7 +30,7 @@ _WRAPPERS = word_set(
     "coproc chroot unshare nsenter su runuser catchsegv proxychains "
     "pkexec apptainer singularity sshpass gosu su-exec tini dumb-init setpriv systemd-inhibit caffeinate fakeroot "
     "dbus-run-session xvfb-run aws-vault doppler op chamber direnv dotenv pipenv hatch rye pyenv npx bunx mise asdf "
-    "perf nsys ncu valgrind gdb rr heaptrack cgexec chpst eatmydata nocache torsocks tsocks proxychains4 trickle "
+    "perf nsys ncu valgrind gdb rr heaptrack cgexec chpst eatmydata nocache torsocks tsocks proxychains4 trickle trap "
     "mpirun mpiexec busybox toybox firejail bwrap nix-shell retry entr watchexec cpulimit faketime chronic"
 )
 """Programs and commands of the shell that run the command that follows them. Their options are not parsed: the command
@@ -118,6 +118,8 @@ def _judge_text(text: str, place: _Place) -> Iterator[str]:
         return
     for words in split(text):
         known = [each for word in words for each in _expanded(word, place)]
+        if known[:1] == ["function"]:
+            del known[:2]  # its first command may stand in the same line
         while known and known[0] in _KEYWORDS:
             del known[0]
         yield from _judge_files(known, place)
@@ -332,17 +334,36 @@ def _judge_hooks(words: list[str], args: list[str], place: _Place) -> Iterator[s
     inside = args[args.index("-C") + 1 : args.index("-C") + 2] if "-C" in args else [""]
     for folder in place.folders if hooks else ():
         here = os.path.abspath(os.path.join(folder, *inside))
-        while here != os.path.dirname(here) and not os.path.isdir(os.path.join(here, ".git")):
+        while here != os.path.dirname(here) and not os.path.exists(os.path.join(here, ".git")):
             here = os.path.dirname(here)
-        try:
-            with open(os.path.join(here, ".git", "config"), encoding="utf-8", errors="replace") as file:
-                set_to = _HOOKS_PATH.search(file.read(_SCRIPT_SIZE))
-        except OSError:
-            continue
         for hook in hooks:
-            path = os.path.join(here, os.path.expanduser(set_to[1].strip()) if set_to else ".git/hooks", hook)
+            path = os.path.join(here, _hooks_of(here, place), hook)
             if os.access(path, os.X_OK):
                 yield from _judge_file(path, [path], replace(place.inner(), folders=[here]), shell=False, sourced=False)
+
+
+def _hooks_of(here: str, place: _Place) -> str:
+    """The folder with the hooks of a repository, by its own settings or by those of the user."""
+    git = os.path.join(here, ".git")
+    if os.path.isfile(git):  # in a worktree and in a submodule it names the folder
+        git = os.path.join(here, _beginning(git).removeprefix("gitdir:").strip())
+        git = os.path.join(git, _beginning(os.path.join(git, "commondir")).strip())  # what all worktrees share
+    home = place.variables.get("HOME", "")
+    more = place.variables.get("XDG_CONFIG_HOME") or os.path.join(home, ".config")
+    for config in (f"{git}/config", f"{home}/.gitconfig", f"{more}/git/config", "/etc/gitconfig"):
+        set_to = _HOOKS_PATH.search(_beginning(config))
+        if set_to:
+            return os.path.expanduser(set_to[1].strip())
+    return os.path.join(git, "hooks")
+
+
+def _beginning(path: str) -> str:
+    """The first part of a file's text; "" if it cannot be read."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(_SCRIPT_SIZE)
+    except OSError:
+        return ""
 
 
 _COMMITS = "pre-commit prepare-commit-msg commit-msg post-commit"
@@ -352,6 +373,7 @@ _HOOKS = {
     "pull": f"pre-merge-commit post-merge post-checkout {_COMMITS}",
     "am": "applypatch-msg pre-applypatch post-applypatch",
     "rebase": f"pre-rebase post-rewrite post-checkout {_COMMITS}",
+    **dict.fromkeys(("cherry-pick", "revert"), "prepare-commit-msg commit-msg post-commit"),
     **dict.fromkeys(("checkout", "switch", "clone", "worktree"), "post-checkout"),
 }
 """Command of git → the hooks that it runs."""

@@ -31,6 +31,13 @@ ACTING_GETS = (
     ("api.telegram.org", "/bot*/[!g]*"),  # getMe and getUpdates read
     ("sctapi.ftqq.com", "*.send"),
     ("api.day.app", "*"),
+    ("*pushplus.plus", "/send*"),
+    ("*.pushdeer.com", "/message/push"),
+    ("hc-ping.com", "*"),  # a watch over jobs, which would take the attempt for the job
+    ("maker.ifttt.com", "/trigger/*"),
+    ("ntfy.sh", "*/publish"),
+    ("ntfy.sh", "*/send"),
+    ("ntfy.sh", "*/trigger"),
 )
 """Host and path, as patterns, of GETs that send something."""
 

@@ -25,9 +25,9 @@ class Tool:
 
     names: str
     reads: str = ""
-    """Commands that pass, as patterns over the arguments without options, separated by `;`. All others end tuning.
+    """Commands that pass, separated by `;`: a pattern for each of their first words, options left out.
 
-    One that begins with `*` is over those words alone that name the command, see `_command`.
+    All others end tuning, also unknown ones. `* list` is one word of any kind, then "list": not `stop listener`.
     """
     writes: str = ""
     """Or: the only commands that end tuning."""
@@ -40,7 +40,7 @@ class Tool:
     valued: str = ""
     """Options whose value is the next word."""
     whole: bool = False
-    """The patterns are over all arguments, with options."""
+    """Options count as words, and `writes` is over them too."""
 
     def changes(self, args: Sequence[str]) -> bool:
         """Whether the program, called with `args`, changes something elsewhere."""
@@ -49,12 +49,10 @@ class Tool:
         if args[:1] and args[0] in _ASKS:
             return False
         words = list(args) if self.whole else self.positional(args)
-        line = " ".join(words)
-        command = line if self.whole else _command(words)
-        if any(_matches(each, command if each.startswith("*") else line) for each in self.reads.split(";")):
+        if any(_begins(words, each.split()) for each in self.reads.split(";") if each):
             return False
         if self.writes:
-            return _matches(self.writes, line)
+            return _matches(self.writes, " ".join(words))
         return self.judge(self, args) if self.judge else True
 
     def positional(self, args: Sequence[str]) -> list[str]:
@@ -70,8 +68,8 @@ class Tool:
         return found
 
     def is_remote(self, place: str) -> bool:
-        """Whether `place` is elsewhere."""
-        return re.match(self.remote, place) is not None
+        """Whether `place` is elsewhere, or only the shell knows where."""
+        return re.match(self.remote, place) is not None or _is_unknown(place)
 
     def comes_here(self, places: Sequence[str]) -> bool:
         """Whether the first place is elsewhere, and no other one is."""
@@ -79,27 +77,8 @@ class Tool:
         return remote[:1] == [True] and not any(remote[1:])
 
 
-_WORD = re.compile(r"[a-z][a-z0-9-]*")
-_CHANGING = frozenset(
-    "add apply approve close comment commit copy cp create delete deploy edit exec import invoke launch merge move mv"
-    " mirror post publish push put remove rename reopen restart review rm run scale send set start stop submit sync"
-    " update upload version write".split()
-)
-"""Verbs of commands; `upload-file` and `put-object` begin with one, `bulk-upload` and `object-put` end with one."""
-
-
-def _command(words: Sequence[str]) -> str:
-    """The words that name a command, up to a verb that changes something, with a blank behind each.
-
-    The names of files, buckets and keys are left out: there is an "ls" in `b2 upload-file bucket models/x.pt`, and a
-    "status" in `consul kv put job/status done`.
-    """
-    found = ""
-    for word in filter(_WORD.fullmatch, words):
-        found += f"{word} "
-        if {word.partition("-")[0], word.rpartition("-")[2]} & _CHANGING:
-            break
-    return found
+def _begins(words: Sequence[str], patterns: Sequence[str]) -> bool:
+    return len(words) >= len(patterns) and all(map(fnmatchcase, words, patterns))
 
 
 def _matches(patterns: str, line: str) -> bool:
@@ -183,17 +162,23 @@ def changes_others(tool: Tool, args: Sequence[str]) -> bool:
         pids = tool.positional(args)[0 if "-n" in args or "--priority" in args else 1 :]
     elif tool.valued == "":  # taskset and chrt: what is set comes before the process
         pids = pids[-1:]
-    return any(pid.isdigit() and not is_own_process(int(pid)) for pid in pids)
+    return any(not is_own_process(int(pid)) if pid.isdigit() else _is_unknown(pid) for pid in pids)
 
 
 _OF_A_PROCESS = r"-[a-z]*p[a-z]*|--pid"
+_OWN_PIDS = ("$$", "$!", "$PPID", "$BASHPID")
+
+
+def _is_unknown(word: str) -> bool:
+    """Whether only the shell knows what stands there: a variable, or the output of a command."""
+    return word not in _OWN_PIDS and re.search("[$\1]", word) is not None
 
 
 def mounts(tool: Tool, args: Sequence[str]) -> bool:
     """What is written to a disk, a share or a bucket that the script mounts is real: the overlay does not cover it."""
     kind = next((args[place + 1] for place, arg in enumerate(args[:-1]) if arg in ("-t", "--types")), "")
     options = {each for arg in args for each in re.split("[,=]", arg.removeprefix("-o"))}
-    harmless = {"ro", "bind", "rbind", "--bind", "--rbind", "--move", "--make-private", "--make-rprivate", "-l", "-r"}
+    harmless = {*"ro bind rbind --bind --rbind --move --make-private --make-rprivate --read-only -l -r".split()}
     return kind not in ("tmpfs", "ramfs", "proc", "overlay") and not options & harmless
 
 
@@ -215,10 +200,11 @@ TOOLS = (
          judge=downloads, copies="cp sync", remote=r"s3://", valued="--profile --region --endpoint-url --output"),
     Tool("gsutil", "ls*;cat *;du *;stat *;hash *;version*", judge=downloads, copies="cp rsync", remote=r"gs://",
          valued="-o -u -h"),
-    Tool("gcloud", "*list*;*describe*;auth print-*;config get*;info*;version*;storage ls*;storage cat*",
+    Tool("gcloud", "*s list;*s describe;* *s list;* *s describe;auth list;auth print-*;config list;config get*;info*;"
+         "version*;storage ls*;storage cat*",
          judge=downloads, copies="cp rsync", remote=r"gs://", valued="--project --account"),
     Tool("bq", "ls*;show*;head*"),
-    Tool("az", "* list*;* show*;* download*;account get-access-token*;version*"),
+    Tool("az", "* list;* show;* * list;* * show;* * download;* * download-batch;account get-access-token;version*"),
     Tool("azcopy", "list*;env*", judge=downloads, copies="copy cp sync", remote=r"https?://"),
     Tool("rclone", "ls*;cat *;size *;check *;about *;version*;config *;tree *", judge=downloads,
          copies="copy sync copyto", remote=r"[\w-]+:", valued="--config"),
@@ -227,19 +213,24 @@ TOOLS = (
          valued="--endpoint-url --profile"),
     Tool("ossutil ossutil64 coscli coscmd obsutil", "ls*;stat *;cat *;du *;list*", judge=downloads, copies="cp sync",
          remote=r"(oss|cos|obs)://"),
-    Tool("mc", writes="cp *;mirror *;mv *;rm *;mb *;rb *;put *;pipe *;tag *;retention *;legalhold *;admin *;event *"),
+    Tool("mc mcli", "ls*;tree *;stat *;cat *;head *;du *;diff *;get *;ping *;ready *;alias *;admin info *"),
     # Mounted places: what is written there is elsewhere.
     Tool("mount", judge=mounts),
     Tool("gcsfuse goofys s3fs ossfs cosfs sshfs mount-s3 blobfuse blobfuse2 curlftpfs mount.nfs mount.cifs mount.davfs",
-         "*-o ro*;*--read-only*", whole=True),
+         judge=mounts),
     Tool("juicefs", "info *;status *;stats *;summary *;version*"),
-    Tool("b2 oci swift ibmcloud bcecmd mcli", "*ls*;*list*;*download*;*get*;stat*"),
+    Tool("b2", "ls*;get-*;list-*;download-*;file download*;file info*;bucket list*;bucket get*;account get*"),
+    Tool("oci", "* * list;* * get;* * head;* * bulk-download"),
+    Tool("swift", "list*;stat*;download*"),
+    Tool("ibmcloud", "cos object-get;cos object-head;cos objects*;cos buckets;cos list-*;cos download"),
+    Tool("bcecmd", "bos ls*"),
     Tool("hdfs hadoop", "* -ls*;* -cat*;* -get*;* -copyToLocal*;* -test*;* -du*;* -count*;* -stat*;* -tail*;* -text*;"
          "* -df*;* -find*;* -head*;version*;classpath*;getconf*", whole=True),
     # Other machines.
     Tool("rsync", judge=transfers, remote=r"([^/]*:|rsync://)", valued="-e -f --rsh --exclude --include --port"),
     Tool("scp", judge=transfers, remote=r"([^/]*:|scp://)", valued="-P -i -o -F -l -c -S -J"),
-    Tool("ssh sftp pdsh pssh parallel-ssh clush lftp ftp tftp mosh", "-V;-G *;-Q *", whole=True),
+    Tool("ssh", "-V;-G *;-Q *", whole=True),
+    Tool("sftp pdsh pssh parallel-ssh clush lftp ftp tftp mosh"),
     Tool("ansible ansible-playbook salt terraform tofu pulumi packer vagrant"),
     Tool("curl", judge=web_writes),
     Tool("wget wget2", judge=web_writes),
@@ -251,24 +242,30 @@ TOOLS = (
     Tool("kcat kafkacat kafka-console-producer kafka-console-producer.sh mosquitto_pub amqp-publish"),
     Tool("rabbitmqadmin nats ntfy noti slackcat signal-cli wall write lp lpr lprm"),
     Tool("doctl flyctl fly heroku vercel netlify firebase wrangler aliyun runai beaker argo pachctl lakectl",
-         "*list*;*ls*;*get*;*show*;*status*;*logs*;version*"),
-    Tool("consul vault nomad", "*get*;*read*;*list*;*status*;version*;*members*"),
+         "version*;list;ls;get;show;status;logs;* list;* ls;* get;* show;* status;* * list;* * get"),
+    Tool("consul vault nomad", "version*;members;status;list;read;* list;* get;* read;* status;* members"),
     # Model hubs, repositories, trackers.
-    Tool("hf huggingface-cli", "download*;scan-cache*;cache*;env*;version*;whoami*;auth whoami*;auth list*;repo list*;"
-         "models *;datasets *;spaces *"),
-    Tool("modelscope kaggle ngc", "*download*;*list*;*info*;*files*;*status*"),
-    Tool("git", writes="push*;send-email*;lfs push*;svn dcommit*;p4 submit*;annex copy*;annex sync*;subtree push*",
+    Tool("hf huggingface-cli", "download*;scan-cache*;cache*;env*;version*;whoami*;auth whoami*;auth list*;"
+         "models info*;models ls*;datasets info*;datasets ls*;spaces info*;spaces ls*"),
+    Tool("modelscope kaggle ngc", "download*;* list;* info;* files;* status;* download;* * list;* * info;"
+         "* * download-version"),
+    # Of git the commands that pass are listed: any other word may be an alias of the user's for a push.
+    Tool("git", "add;am;apply;archive;blame;branch;bundle;cat-file;check-*;checkout*;cherry*;clean;clone;commit*;"
+         "config;describe;diff*;fetch*;for-each-ref;gc;grep;hash-object;init;lfs [!p]*;lfs pull;log;ls-*;merge*;mv;"
+         "name-rev;notes;pull;rebase;reflog;remote;reset;restore;rev-*;revert;rm;shortlog;show*;stash;status;"
+         "submodule [!f]*;switch;symbolic-ref;tag;update-*;version;worktree",
          valued="-C -c --git-dir --work-tree --namespace"),
     Tool("git-lfs", writes="push*"),
     Tool("hg datalad dolt jj bzr", writes="push*;publish*;git push*;email*", valued="-R --repository --cwd -C -d"),
     Tool("svn", writes="commit*;ci *;import *;delete *;copy *;move *;mkdir *;lock *;propset *"),
-    Tool("gh glab hub", "* view*;* list*;* status*;* clone*;* download*;* diff*;* checkout*;search *;status*;"
-         "run list*;run view*;run watch*;run download*"),
+    Tool("gh glab hub", "* view;* list;* status;* download;* diff;* checkout;repo clone;gist clone;search *;status;"
+         "run watch", valued="-R --repo --hostname"),
     Tool("dvc", writes="push*;exp push*;exp remove*;gc*;studio *"),
     Tool("twine npm cargo poetry flit hatch", writes="upload*;publish*"),
     Tool("wandb wb", "status*;offline*;disabled*;off*;docker-*;server *;verify*"),
-    Tool("mlflow", "* list*;* search*;* get*;* describe*;doctor*;artifacts download*;server*;ui*"),
-    Tool("comet neptune swanlab clearml-agent clearml-task clearml-data clearml-session", "*download*;*list*;watch*"),
+    Tool("mlflow", "* list;* search;* get;* describe;doctor*;artifacts download;server*;ui*"),
+    Tool("comet neptune swanlab clearml-agent clearml-task clearml-data clearml-session",
+         "download;list;* download;* list;watch*"),
     # Clusters and containers.
     Tool("sbatch srun salloc scancel sattach sbcast strigger"),
     Tool("scontrol", "show *;ping*;version*;write *"),
@@ -279,12 +276,14 @@ TOOLS = (
     Tool("kubectl oc", "get *;describe *;logs *;version*;config view*;config get*;config current*;explain *;top *;"
          "auth can-i*;api-*;cluster-info*;diff *;wait *", valued="-n --namespace --context --kubeconfig"),
     Tool("helm", "list*;ls*;get *;status *;show *;search *;template *;version*;repo list*", valued="-n --namespace"),
-    Tool("docker podman nerdctl", "ps*;images*;inspect *;version*;info*;logs *;stats*;top *;search *;* ls*;* inspect *;"
-         "* list*;context show*", valued="--context -H --host --config"),
+    Tool("docker podman nerdctl", "ps*;images*;inspect *;version*;info*;logs *;stats*;top *;search *;* ls;* inspect *;"
+         "* list;context show*", valued="--context -H --host --config"),
     Tool("docker-compose", "ps*;logs*;config*;version*;images*"),
-    Tool("skopeo crane buildah oras", "inspect *;list-tags *;ls *;manifest *;images*;digest *;version*"),
+    Tool("skopeo buildah oras", "inspect *;list-tags *;images*;version*;manifest inspect *;manifest fetch *;repo ls *"),
+    Tool("crane", "ls *;manifest *;digest *;config *;version*"),
     Tool("ray", "status*;list *;summary *;logs *;memory*;job list*;job status*;job logs*"),
-    Tool("sky modal vastai runpodctl dstack", "*status*;*list*;*show*;*logs*;*get*"),
+    Tool("sky modal vastai runpodctl dstack", "status*;list*;show*;logs*;get *;queue*;ps*;search *;app list;app logs;"
+         "jobs queue;jobs logs;serve status;serve logs;volume list;volume ls;volume get"),
     # Databases.
     Tool("psql pg_restore mysql mariadb mysqladmin mongo mongosh mongoimport redis-cli clickhouse-client cqlsh snowsql "
          "etcdctl influx"),
@@ -296,7 +295,7 @@ TOOLS = (
     Tool("prlimit cpulimit", judge=changes_others, valued="-l --limit"),
     Tool("date", writes="-s*;* -s*;--set*;* --set*", whole=True),
     Tool("hwclock", "-r*;--show*;--get*", whole=True),
-    Tool("hostname domainname", "-*", whole=True),
+    Tool("hostname domainname", "-[!Fb-]*;--all-*;--domain;--fqdn;--ip-address;--long;--short", whole=True),
     Tool("pkill killall killall5 skill"),
     Tool("fuser", writes="*-k*", whole=True),
     Tool("shutdown reboot halt poweroff init telinit"),
@@ -328,8 +327,8 @@ TOOLS = (
     Tool("gio", writes="open *;launch *;trash *;mount *"),
     Tool("gnome-terminal konsole xfce4-terminal terminator ptyxis kgx urxvtc footclient"),
     Tool("flatpak-spawn host-spawn distrobox-host-exec cmd.exe powershell.exe wsl.exe"),
-    Tool("lxc incus virsh multipass", "list*;info *;dominfo *;nodeinfo*;version*;* list*;* show *"),
-    Tool("crictl ctr", "ps*;pods*;images*;inspect*;logs *;stats*;info*;version*;* ls*;* list*"),
+    Tool("lxc incus virsh multipass", "list*;info *;dominfo *;nodeinfo*;version*;* list;* show *"),
+    Tool("crictl ctr", "ps*;pods*;images*;inspect*;logs *;stats*;info*;version*;* ls;* list"),
     # Builds by a server that may run already, outside the run.
     Tool("bazel bazelisk buck2 pants gradle", "version*;info*;help*;query *;cquery *;--version*"),
     Tool("sccache", "-s*;--show-stats*;-V*", whole=True),
@@ -340,10 +339,10 @@ TOOLS = (
     Tool("ifconfig iwconfig", writes="* *"),
     Tool("route", writes="add *;del *;flush*"),
     Tool("nmcli", writes="* up*;* down*;* add*;* modify*;* delete*;* connect*;* disconnect*;* set*;* off*;* on*"),
-    Tool("ufw firewall-cmd", "status*;*--list*;*--get*;*--state*;*--query*;version*", whole=True),
+    Tool("ufw firewall-cmd", "status*;version*;--list*;--get*;--state;--query*", whole=True),
     Tool("swapon", "-s*;--show*;--summary*", whole=True),
     Tool("cpufreq-set tuned-adm powerprofilesctl setenforce setpci wrmsr", "list*;get*;active*;recommend*"),
-    Tool("ipmitool racadm", "*list*;*get*;*status*;sensor*;*info*"),
+    Tool("ipmitool racadm", "get*;sensor list;sensor get;sel list;sdr list;chassis status;mc info;fru print;lan print"),
     Tool("nvidia-settings", writes="*-a *;*--assign*;*-l*;*--load-config-only*", whole=True),
     Tool("nvpmodel", writes="*-m *;*--mode*;*-f *", whole=True),
     Tool("jetson_clocks ipcrm ipcmk"),

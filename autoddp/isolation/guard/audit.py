@@ -93,8 +93,8 @@ class Audit:
     def _open(self, path: Any, mode: Any, flags: int) -> None:
         if not is_path(path):
             return
-        if announced.path is not None and path == announced.path:
-            return  # Python's `open`, which then calls the guard's opener
+        if mode is not None and announced.path is not None and path == announced.path:
+            return  # Python's `open`, which then calls the guard's opener; the event of that one has no mode
         name = text(path)
         if self.view.in_scratch(name):
             return

@@ -42,7 +42,7 @@ def arm_recording(text: str, is_launched: bool) -> None:
     plan = RecordingPlan.parse(text)
 
     def start() -> None:
-        from torch.optim.optimizer import register_optimizer_step_post_hook
+        from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
         from autoddp.worker.observe.call_recorder import CallRecorder
         from autoddp.worker.observe.collectives import collectives
@@ -51,6 +51,7 @@ def arm_recording(text: str, is_launched: bool) -> None:
         agents_store_is_at(plan.port)
         recorder = CallRecorder(plan, is_launched)
         collectives.record(recorder)
+        register_optimizer_step_pre_hook(recorder.steps)
         register_optimizer_step_post_hook(recorder.stepped)
 
     _when_torch_is_imported(start)

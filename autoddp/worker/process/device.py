@@ -79,7 +79,10 @@ def finish_queued_work(seconds: float) -> None:
             torch.cuda.synchronize(number)
 
     waiting = threading.Thread(target=wait, name="autoddp-device", daemon=True)
-    waiting.start()
+    try:
+        waiting.start()
+    except RuntimeError:  # in an exit handler Python begins no thread, from 3.12 on; the launcher ends who stays
+        return wait()
     waiting.join(seconds)
 
 

@@ -26,6 +26,8 @@ from autoddp.units import data_size
 
 _COPYING = {"open", "os.chmod", "os.chown", "os.truncate", "os.utime", "os.setxattr", "os.link", "os.rename"}
 """Audit events of operations that make an overlay copy a whole file."""
+_OF_THE_NAME = {"os.link", "os.rename"}
+"""Audit events that take a symbolic link itself; the others change the file to which it leads."""
 
 
 def start(text: str, is_rank: bool) -> None:
@@ -48,6 +50,7 @@ def start(text: str, is_rank: bool) -> None:
         under_guard = stopper(plan.socket, overlay_is_to_blame=True)
         _at_the_end_of(_is_overflow, under_guard, "files of another group cannot be changed under the overlay")
         _at_the_end_of(_is_read_only, under_guard, "this folder cannot be changed under the overlay")
+        _at_the_end_of(_is_not_mounted, under_guard, "nothing is mounted at its first use under the overlay")
         _rename_folders_by_copying()
         if plan.copied_at_most:
             _watch_copies(plan.copied_at_most, stop)
@@ -96,6 +99,12 @@ def _is_read_only(error: BaseException) -> bool:
     return is_it or "read-only file system" in str(error).lower() or "os error 30" in str(error).lower()
 
 
+def _is_not_mounted(error: BaseException) -> bool:
+    """Whether the error is ELOOP: autofs mounts a folder at its first use in the host's namespace, and only there."""
+    is_it = isinstance(error, OSError) and error.errno == errno.ELOOP
+    return is_it or "too many levels of symbolic links" in str(error).lower() or "os error 40" in str(error).lower()
+
+
 def _watch_copies(most: int, stop: Callable[[str], NoReturn]) -> None:
     """End tuning before a change of a large file makes the overlay copy it."""
 
@@ -106,7 +115,7 @@ def _watch_copies(most: int, stop: Callable[[str], NoReturn]) -> None:
         if not isinstance(path, (str, bytes)) or (event == "open" and not _opens_to_change(arguments)):
             return
         try:
-            found = os.lstat(path)
+            found = os.lstat(path) if event in _OF_THE_NAME else os.stat(path)
         except (OSError, ValueError):
             return
         if found.st_size > most and found.st_blocks:
