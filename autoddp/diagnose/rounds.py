@@ -102,6 +102,8 @@ class Rounds:
         self._stored = [one.stored for one in done.ranks]  # none, if the script was started again
         if not all(one.alone for one in done.ranks):
             raise CannotRun("a rank alone does not come to the end of its steps: the ranks need each other in each one")
+        if not all(one.given for one in done.ranks):
+            raise CannotRun("none of the script's DDP objects can be given other arguments")
         kept = [done.ranks[rank].kept for rank in condition.experiment.kept_batches]
         if kept and not any(self._stored):
             raise CannotRun("the script ended while batches were kept")

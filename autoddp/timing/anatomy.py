@@ -75,6 +75,8 @@ class RankSteps(Struct, frozen=True, forbid_unknown_fields=True):
     """Batches that an experiment gave in place of the loaders' own."""
     alone: bool = True
     """Whether all ranks before this one had ended their steps when it was this one's turn, where ranks take turns."""
+    given: bool = True
+    """Whether a DDP object was given the arguments of an experiment: it is none where autoddp must change no object."""
 
 
 @dataclass(frozen=True)

@@ -80,6 +80,8 @@ class Verdict:
     """Expected bus bandwidth, GB/s; None if a rate is not known."""
     why: str
     holds_back: str = ""
+    ports: int = 1
+    """Ports that carry this together, where the ranks of a node use all of them."""
 
     @property
     def expected(self) -> str:
@@ -248,10 +250,11 @@ def _by_rdma(node: Node, ports: list[RdmaPort]) -> Verdict:
     if not direct and "gpudirect" in node.unknown:
         why += "; whether NICs read a GPU's memory by themselves is not known"
         either = _OF_RDMA_BY_HOST[0], _OF_RDMA[1]
-        return Verdict("nodes", "NET/IB/GDRDMA or NET/IB", *_range(raw, either), why, "; ".join(filter(None, flaps)))
+        back = "; ".join(filter(None, flaps))
+        return Verdict("nodes", "NET/IB/GDRDMA or NET/IB", *_range(raw, either), why, back, len(ports))
     back = "; ".join(filter(None, ["" if direct else _NO_GPUDIRECT, *flaps]))
     transport, share = ("NET/IB/GDRDMA", _OF_RDMA) if direct else ("NET/IB", _OF_RDMA_BY_HOST)
-    return Verdict("nodes", transport, *_range(raw, share), why, back)
+    return Verdict("nodes", transport, *_range(raw, share), why, back, len(ports))
 
 
 def _flapping(port: RdmaPort) -> str:

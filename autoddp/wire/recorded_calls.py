@@ -28,7 +28,7 @@ CALLS = 32_768
 """Single calls that are kept. Sums go on beyond them."""
 PLACES = 8_192
 """Places that are told apart; what comes later is counted under the last one. Each group that is made has its own."""
-HEADER, OF_A_PLACE, OF_A_CALL = 24, 4, 10
+HEADER, OF_A_PLACE, OF_A_CALL = 24, 4, 11
 SHORT_GAP = 5e-5
 """Seconds between two calls, below which the CPU time is not looked at."""
 PLACES_FROM = HEADER
@@ -57,13 +57,14 @@ class Header:
     """Numbers at which what the kernel says begins, see `LOOK`: after a third of the time, and at the last look."""
 
 
-LOOK = ("at", "cpu_of_thread", "cpu_of_process", "waited_of_thread", "waited_of_helpers")
-"""What each look at the kernel's accounts notes, in seconds: CPU time, and time without a core."""
+LOOK = ("at", "cpu_of_thread", "cpu_of_process", "waited_of_thread", "waited_of_helpers", "pauses")
+"""What each look at the kernel's accounts notes, in seconds: CPU time, and time without a core; and how often the
+thread has given up its core by itself."""
 SUMS = ("count", "bytes", "in_calls", "in_waits")
 """The sums of each place: calls, their bytes, seconds in the calls themselves, and in waits for their ends."""
 CALL = (
     *("place", "number", "bytes", "began", "returned", "wait_began", "wait_ended", "is_blocking"),
-    *("cpu_returned", "cpu_waited"),
+    *("cpu_returned", "cpu_waited", "root"),
 )
 """The numbers of each call. `number` counts the calls of its group, in which all of its ranks take part; -1 for others.
 Of what is done with groups it is that of `GroupEventNamed`.
@@ -75,6 +76,8 @@ the function that the script has called returned.
 waited for its end: so what it computes between two calls is told from what it sleeps there. They are 0 in another
 thread than that of the first call. `cpu_waited` is 0 where `is_blocking` is 1, and `cpu_returned` is 0 behind a gap of
 less than `SHORT_GAP`, in which a thread hardly sleeps.
+
+`root` is the rank in the group that sends to the others, or collects; -1 for calls in which all do the same.
 """
 
 
@@ -180,6 +183,8 @@ class PlaceNamed(Named, frozen=True):
     """-1 for what is no call of a group: an optimizer's step."""
     device: str
     dtype: str
+    reduction: str = ""
+    """How the numbers of the ranks become one, such as "RedOpType.SUM"; "" where they only travel."""
 
 
 class GroupEventNamed(Named, frozen=True):

@@ -46,6 +46,8 @@ class Act(Struct, frozen=True, forbid_unknown_fields=True):
     """From how many tensors the data are gathered into one before the call, and put back after it."""
     after: int = 0
     """How many acts before a wait its call was started; 0 where it waits for all calls that are not over."""
+    root: int = -1
+    """The rank in the group that sends to the others, or collects; -1 where all do the same."""
 
 
 class Program(Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,6 +57,8 @@ class Program(Struct, frozen=True, forbid_unknown_fields=True):
     """The ranks of each group."""
     acts: tuple[tuple[Act, ...], ...]
     """What each rank does."""
+    pauses: tuple[float, ...] = ()
+    """Seconds that each rank sleeps at a time, and computes in between; 0 or none: all of a gap's sleep at once."""
 
 
 class Replay(Struct, frozen=True, forbid_unknown_fields=True):

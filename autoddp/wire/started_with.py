@@ -22,8 +22,11 @@ def keep(began: Mapping[str, str]) -> None:
 
 
 def started_with(name: str, otherwise: str | None = None) -> str:
-    """The variable's value when `keep` was called, or now if it was not. KeyError without a value and `otherwise`."""
-    known = os.environ if _kept is None else _kept
+    """The variable's value when `keep` was called, or now if it was not. KeyError without a value and `otherwise`.
+
+    Under --run-path the process begins without torchrun's variables: elastic sets them a moment later, in the process.
+    """
+    known = os.environ if _kept is None or name not in _kept else _kept
     return known[name] if otherwise is None else known.get(name, otherwise)
 
 

@@ -82,6 +82,8 @@ class SlowJob:
     """For which a line of the script waits for the device in each step, and the device then waits for the script."""
     prefetched: int = 0
     workers: int = 0
+    stream: bool = False
+    """Whether the data set is a stream, which is not read by indices."""
     persistent: bool = False
     ready: bool = False
     """Whether workers have each batch ready, and what `data` takes is to take it over."""
@@ -91,6 +93,8 @@ class SlowJob:
     """Ranks that read a loader of torch's; None for all."""
     no_room: tuple[str, ...] = ()
     """Kinds of memory that are full."""
+    untouchable: bool = False
+    """Whether no DDP object can be given other arguments."""
     fails: Callable[[Experiment], bool] = lambda experiment: False
     ends_after: float = math.inf
     more: dict[str, Any] = field(default_factory=dict)
@@ -149,10 +153,12 @@ class SlowJob:
                     threads=experiment.threads or self.threads,
                     prefetched=self.prefetched,
                     loader_workers=self.workers,
+                    indexed=not self.stream,
                     persistent=self.persistent,
                     late=tuple(int(not self.ready or begun) for _, _, begun in mine),
                     stored=tuple(self.sizes(rank, n) for n in range(20)),
                     kept=steps if rank in experiment.kept_batches and experiment.memory not in self.no_room else 0,
+                    given=not (self.untouchable and experiment.ddp_arguments),
                     queued=() if self.queued is None else (self.queued * MS,) * steps,
                     waits={"train.py:41 .item()": self.reads * MS * steps} if self.reads else {},
                 )
@@ -211,7 +217,8 @@ class SlowJob:
             travels = self.transfer * (self.overlaps if "bucket_cap_mb" in configuration else 1.0)
             travels /= configuration.get("defer_reductions", 1)
             travels += self.link * self.transfer * experiment.added_bytes / self.facts.gradient_bytes
-            broadcast = self.buffers if experiment.ddp_arguments.get("broadcast_buffers") is not False else 0.0
+            mended = experiment.ddp_arguments.get("broadcast_buffers") is False and not self.untouchable
+            broadcast = 0.0 if mended else self.buffers
             for stages in found:
                 stages["exposed"] = latest - sum(stages.values()) + self._of(travels, 0)
                 stages["buffers"] = broadcast

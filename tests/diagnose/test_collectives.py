@@ -153,6 +153,16 @@ def test_a_gap_computes_as_much_as_its_thread_did() -> None:
             assert (one.act.computes, one.act.sleeps) == (0.0, pytest.approx(9e-3))
 
 
+def test_a_gap_is_slept_in_as_many_turns_as_in_the_script() -> None:
+    """Ranks that leave a call together and share cores would all compute first, and then all sleep."""
+    look = Look(seconds=0.3, cpu_of_thread=0.075, cpu_of_process=0.075, pauses=50 * (8 + 1))
+    recording = Recording(tuple(replace(one, look=look) for one in loop(50, where=(10,)).processes))
+    script = script_of(recording, steps_of(recording))
+    assert script is not None
+    gap = max(act.sleeps for act in script.program.acts[0])
+    assert gap / script.program.pauses[0] == pytest.approx(8, rel=0.2)
+
+
 def test_small_calls_in_a_row_become_one_on_all_ranks() -> None:
     recording = loop(40)
     script = script_of(recording, steps_of(recording))
@@ -165,6 +175,39 @@ def test_small_calls_in_a_row_become_one_on_all_ranks() -> None:
     later = [one.act for one in side_by_side(script, runs(script, range(65, 1000))).played[0]]
     assert sum(act.call == WAIT for act in later) >= len(later) // 4 - 1
     assert not any(act.waits for act in later[:3] if act.call != WAIT)
+
+
+@pytest.mark.parametrize(("roots", "operations"), [((0, 1, 0), ("", "", "")), ((-1, -1, -1), ("SUM", "MAX", "SUM"))])
+def test_what_each_rank_sends_becomes_no_one_call(roots: tuple[int, ...], operations: tuple[str, ...]) -> None:
+    """Nor do a sum and a maximum: one call of them would train something else."""
+    ranks = []
+    for one in loop(40).processes:
+        calls = [
+            replace(
+                made, root=roots[nth % 3], place=replace(made.place, reduction=operations[nth % 3], method="broadcast")
+            )
+            for nth, made in enumerate(one.calls)
+        ]
+        ranks.append(process(one.rank, calls))
+    recording = Recording(tuple(ranks))
+    script = script_of(recording, steps_of(recording))
+    assert script is not None
+    assert runs(script, range(65, 1000)) == {}
+    assert [act.root for act in script.program.acts[0][:3]] == list(roots)
+
+
+@pytest.mark.parametrize(("what", "method"), [("all_reduce", "allreduce"), ("all_gather", "allgather")])
+def test_the_lines_to_change_do_what_the_script_does(what: str, method: str) -> None:
+    """Its operation stays; what was gathered is not in the tensor that was given."""
+    ranks = []
+    for one in loop(40).processes:
+        calls = [replace(made, place=place(made.place.line, what, method)) for made in one.calls]
+        ranks.append(process(one.rank, calls))
+    recording = Recording(tuple(ranks))
+    steps = steps_of(recording)
+    (found,) = CAUSES["small_collectives"].suspect(Job(recording, steps, [], script_of(recording, steps), 2))
+    assert ("the other arguments that it has now" in found.fix) is (what == "all_reduce")
+    assert ("copy_(" in found.fix) is (what == "all_reduce")
 
 
 def test_calls_with_work_between_them_stay_apart() -> None:
@@ -447,6 +490,23 @@ def test_groups_that_are_made_in_each_step() -> None:
     assert len([ranks for ranks in script.program.groups if ranks]) == 2, "the first one was there before"
 
 
+def test_groups_that_are_made_at_the_start_are_no_reason() -> None:
+    """Three groups for the same ranks, as a mesh and a group for metrics have them, and a short recording."""
+    new, starts = place(20, "new_group", "new_group", None), [*enumerate((0.5, 0.6, 0.7))]
+    ranks = []
+    for one in loop(60).processes:
+        made = [replace(call(new, n, at, 0.1), returned=at + 0.1, wait_began=at + 0.1) for n, at in starts]
+        groups = [Group((0, 1), str(n), "gloo") for n in range(3)]
+        calls = [
+            replace(c, place=replace(c.place, group=groups[n % 3]), number=n // 3) for n, c in enumerate(one.calls)
+        ]
+        ranks.append(process(one.rank, [*made, *calls]))
+    recording = Recording(tuple(ranks))
+    steps = steps_of(recording)
+    job = Job(recording, steps, [], script_of(recording, steps), 2)
+    assert list(CAUSES["too_many_groups"].suspect(job)) == []
+
+
 def test_fewer_threads_are_tried_where_there_are_more_than_cores() -> None:
     assert planned(loop(60), 2, now=1.0) is None
     one, two = loop(60).processes
@@ -510,7 +570,7 @@ def answered(changed: tuple[float, ...]) -> CommunicationDiagnosis:
 
 def test_an_answer_on_a_terminal_of_80_columns() -> None:
     """The answer comes first, and what to change for it; then the table, then how it was found."""
-    said = answered((0.2, 0.201, 0.199, 0.2))
+    said = answered((0.25, 0.251, 0.249, 0.25))
     lines = text_of(communication_text.for_stdout(said), 80).splitlines()
     assert lines[0].startswith("Mending ")
     assert max(map(len, lines)) <= 80
@@ -542,6 +602,26 @@ def test_an_interval_around_zero_is_no_finding() -> None:
     assert said.findings == []
     assert any(line.startswith("whether waiting_for_rank costs anything") for line in said.not_measured)
     assert said.verdict[0].startswith("Nothing found")
+
+
+def test_no_more_is_saved_than_each_rank_stands_in_calls() -> None:
+    """Rank 0 waits 4 ms of a step for calls, rank 1 three: its gaps are as long without them."""
+    recording = loop(60, late=1e-3)
+    script = script_of(recording, steps_of(recording))
+    assert script is not None
+    saved = 3.5e-3 * script.covers
+
+    def replay(programs: dict[str, Program]) -> dict[str, tuple[float, ...]]:
+        as_written = (script.seconds, script.seconds * 1.001, script.seconds * 0.999, script.seconds)
+        return {
+            name: as_written if name == "as written" else tuple(seconds - saved for seconds in as_written)
+            for name in programs
+        }
+
+    said = examined(recording, 2, replay, lambda line: None)
+    (found,) = [one for one in said.findings if one.cause == "small_collectives"]
+    assert found.seconds == pytest.approx(3e-3, rel=0.05)
+    assert found.status == "suspected"
 
 
 def test_each_cause_says_what_it_is() -> None:

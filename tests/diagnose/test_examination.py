@@ -233,6 +233,18 @@ def test_the_fix_of_a_loader_is_the_one_that_was_tried() -> None:
     assert "prepare the data" in untried.fix
 
 
+def test_workers_are_thought_of_for_a_stream_too() -> None:
+    """They are not tried: whether each reads another part of it, only the script knows."""
+    job = SlowJob(data=10.0, stream=True)
+    first = examined(job).findings[0]
+    assert (first.cause, first.status) == ("data_loader", "proved")
+    assert "not tried, because the data set is a stream" in first.text
+    assert "num_workers=2" in first.fix
+    assert "get_worker_info" in first.fix
+    assert "prepare the data" in first.fix
+    assert not any(one.loader_workers for one in job.asked)
+
+
 def test_the_fix_of_a_late_epoch_is_for_the_workers_that_it_has() -> None:
     late: dict[str, Any] = {
         "event": lambda r, n: {"data": 80.0} if n % 16 == 0 else {},
@@ -662,6 +674,7 @@ def test_every_block_after_an_experiment_undoes_it() -> None:
         ({"waited": [4.0, 5.0]}, "they wait for it; proved by", "look at its device"),
         ({"mhz": [(1980, 1980), (1005, 1980)], "held_back": "it is too hot"}, "1,005 MHz of 1,980 because", "cooling"),
         ({"mhz": [(1980, 1980), (1900, 1980)]}, "they wait for it; proved by", "look at its device"),
+        ({"mhz": [(1980, 1980), (1410, 1410)]}, "they wait for it; proved by", "look at its device"),
         ({"mhz": [(1980, 1980), ()]}, "they wait for it; proved by", "look at its device"),
     ],
 )
@@ -710,6 +723,14 @@ def test_buffers_are_not_counted_as_communication_once_more() -> None:
     found = examined(SlowJob(buffers=6.0, transfer=3.0, more={"buffer_bytes": 2**20})).findings
     prices = {one.cause: one.seconds * 1e3 for one in found}
     assert prices == pytest.approx({"buffer_broadcast": 6.0, "exposed_communication": 3.0}, rel=0.2)
+
+
+def test_what_no_object_can_be_given_is_not_refuted() -> None:
+    """DDP's own mixed_precision, for example, forbids any change: steps are then as written in the experiment too."""
+    (first,) = examined(SlowJob(buffers=6.0, untouchable=True, more={"buffer_bytes": 2**20})).findings
+    assert (first.cause, first.status) == ("buffer_broadcast", "suspected")
+    assert first.seconds * 1e3 == pytest.approx(6.0, rel=0.15)
+    assert "can be given other arguments" in first.text
 
 
 def test_the_waterfall_keeps_events_apart_from_usual_steps() -> None:

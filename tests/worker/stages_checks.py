@@ -99,7 +99,8 @@ class _Script(DdpEvents, GradientHandler):
         self.optimizer = _Slow(self.model.parameters(), lr=1e-4)
         self.places: list[int] = []
         self.batches = self._endless()
-        self.edits = self.validates = self.meets = self.waits = self.penalizes = self.evaluates = False
+        self.edits = self.validates = self.meets = self.waits = self.penalizes = False
+        self.evaluates = self.evaluates_late = False
         self.batch_of: Callable[[Any], Any] = lambda batch: batch
 
     def _endless(self) -> Any:
@@ -141,6 +142,12 @@ class _Script(DdpEvents, GradientHandler):
                 with torch.no_grad():
                     few = DataLoader(_Numbers(False), batch_size=4, sampler=range(12))
                     self.model.module(torch.cat([inputs for inputs, _ in few]))
+            if self.evaluates_late:  # gradients are switched off for each batch, when it has been read
+                self.model.eval()
+                for inputs, _ in DataLoader(_Numbers(False), batch_size=4, sampler=range(12)):
+                    with torch.no_grad():
+                        self.model.module(inputs)
+                self.model.train()
             self.optimizer.zero_grad()
             loss = self.model(x)
             loss = (loss.value if isinstance(loss, _Plain) else loss).sum()
@@ -266,6 +273,9 @@ def odd_scripts(rank: int) -> dict[str, Any]:
     script.evaluates = True
     found["evaluates"] = script.recorded(STEPS)
     script.evaluates = False
+    script.evaluates_late = True
+    found["evaluates late"] = script.recorded(STEPS)
+    script.evaluates_late = False
     script.model.eval()
     script.recorded(1)
     script.experiments.apply(Experiment(delay=Delay(0, "forward", SLEEP)))

@@ -201,6 +201,22 @@ def test_steps_are_seen_in_a_process_that_calls_no_collective(tmp_path: Path) ->
     assert [len(ends) for ends in made.of_optimizers().values()] == [3]
 
 
+def test_an_optimizer_uses_its_gradients_though_it_may_read_them_in_code_of_its_own(tmp_path: Path) -> None:
+    """Those of apex and DeepSpeed read them in C++, past torch's dispatcher: a wait behind them would be too late."""
+    recorder, said = CallRecorder(RecordingPlan(str(tmp_path)), is_launched=True), list[Any]()
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    parameter.grad = torch.ones(2)
+    sgd = torch.optim.SGD([parameter], 0.1)
+    recorder._watch = watch = FirstUses(time.perf_counter, lambda: None, said.append)
+    assert watch.begin(0.0)
+    watch.called(1, 7, [parameter.grad], 1.0, 2.0)
+    watch.waited(1, 2.0, 3.0, is_blocking=True)
+    recorder.steps(sgd)
+    watch.called(2, 8, [], 4.0, 5.0)
+    watch.end()
+    assert [one.place for one in said if isinstance(one, UsedNamed)] == [7]
+
+
 def test_a_watch_neither_begins_nor_ends_in_a_backward_pass() -> None:
     """Behind each function of it torch brings back the modes from before: it would be lost, or come back for good."""
     said: list[Any] = []

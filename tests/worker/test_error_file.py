@@ -84,6 +84,14 @@ def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     assert ended.stderr.splitlines()[-1].startswith("autoddp: warning: the cause is not in elastic's summary: ")
 
 
+def test_without_a_place_nothing_is_said(tmp_path: Path) -> None:
+    """As under --log-dir /dev/null."""
+    (tmp_path / "script.py").write_text(FAILING)
+    ended = run(tmp_path, "script.py", TORCHELASTIC_ERROR_FILE="")
+    assert ended.returncode == 1
+    assert "autoddp" not in ended.stderr
+
+
 def test_the_script_sees_no_trace_of_it(tmp_path: Path) -> None:
     program = (
         "import os, sys; print(dict(os.environ), sys.path, sys.excepthook is sys.__excepthook__, sorted(sys.modules))"

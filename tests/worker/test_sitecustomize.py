@@ -92,6 +92,19 @@ def test_whatever_pythonpath_was(folder: Path, pythonpath: str | None, words: li
     assert (with_order.stderr, with_order.returncode) == (without.stderr, 0)
 
 
+@pytest.mark.parametrize("pythonpath", [None, "", "a:/b"])
+def test_what_a_program_has_added_to_pythonpath_stays(folder: Path, pythonpath: str | None) -> None:
+    """As a shell script does that --no-python starts, and that starts Python."""
+    env = bare(folder, pythonpath)
+    words = ["bash", "-c", 'PYTHONPATH=/added${PYTHONPATH:+:$PYTHONPATH} exec "$0" -c "$1"', sys.executable, PROGRAM]
+    without, with_order = (
+        json.loads(subprocess.run(words, cwd=folder, env={**env, **more}, capture_output=True, text=True).stdout)
+        for more in ({}, ORDERS["recipe"].environment(env))
+    )
+    assert with_order["environment"]["PYTHONPATH"] == without["environment"]["PYTHONPATH"]
+    assert with_order["path"] == without["path"]
+
+
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_script_that_fails_fails_alike(folder: Path, order: str) -> None:
     env = bare(folder, None)
@@ -128,6 +141,24 @@ def test_what_torchrun_told_is_known_though_the_script_says_otherwise_before_it_
     env = bare(folder, None) | {"LOCAL_RANK": "1", "WORLD_SIZE": "2"}
     found = run(folder, {**env, **ORDERS[order].environment(env)}, "-c", SAYS_OTHERWISE)
     assert (found.returncode, found.stdout) == (0, "1 2\n"), found.stderr
+
+
+SET_LATER = """
+import os
+os.environ.update(RANK="1", LOCAL_RANK="1")
+import torch
+from autoddp.wire.started_with import local_rank, started_with
+print(started_with("RANK"), local_rank(), started_with("WORLD_SIZE", "none"))
+"""
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_what_elastic_tells_a_process_that_runs_already_is_known(folder: Path, order: str) -> None:
+    """As under --run-path."""
+    env = bare(folder, None)
+    del env["RANK"], env["LOCAL_RANK"]
+    found = run(folder, {**env, **ORDERS[order].environment(env)}, "-c", SET_LATER)
+    assert (found.returncode, found.stdout) == (0, "1 1 none\n"), found.stderr
 
 
 def test_a_process_without_torch_imports_nothing_for_it(folder: Path) -> None:

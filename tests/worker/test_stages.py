@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +24,8 @@ from stages_checks import (
     parameters_as_written,
     parameters_under_experiments,
 )
+
+from autoddp.worker.observe import loader
 
 
 @pytest.fixture(scope="module")
@@ -114,11 +118,12 @@ def test_a_loader_that_is_hardly_read_does_not_count(odd: list[dict[str, Any]]) 
         assert len(rank["stored"]) == 4
 
 
-def test_what_an_evaluation_reads_is_other_work(odd: list[dict[str, Any]]) -> None:
+@pytest.mark.parametrize("name", ["evaluates", "evaluates late"])
+def test_what_an_evaluation_reads_is_other_work(odd: list[dict[str, Any]], name: str) -> None:
     for rank in odd:
-        assert rank["evaluates"]["samples"] == (2,) * STEPS
-        assert rank["evaluates"]["least data"] < 2 * SLEEP
-        assert rank["evaluates"]["other"] >= 6 * SLEEP
+        assert rank[name]["samples"] == (2,) * STEPS
+        assert rank[name]["least data"] < 2 * SLEEP
+        assert rank[name]["other"] >= 6 * SLEEP
 
 
 def test_kept_batches_take_the_place_of_the_loader(found: list[dict[str, Any]]) -> None:
@@ -160,6 +165,34 @@ def test_workers_load_other_samples_of_the_data_set(found: list[dict[str, Any]])
 
 def test_a_data_set_that_workers_cannot_read_is_told(tmp_path: Path) -> None:
     assert on_ranks(2, one_reader, tmp_path) == [{"given": 0, "as kept": True}] * 2
+
+
+class _Loading:
+    """In the place of a DataLoader: an iterator without workers."""
+
+    def __init__(self, *_: Any, **named: Any) -> None:
+        self.batches = iter(named["batch_sampler"])
+
+    def __iter__(self) -> _Loading:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self.batches)
+
+
+@pytest.mark.parametrize(("present", "loads"), [(None, True), ("fork", True), ("forkserver", True), ("spawn", False)])
+def test_a_start_method_that_python_has_chosen(present: str | None, loads: bool, monkeypatch: Any) -> None:
+    """From Python 3.14 on it is "forkserver", as soon as anything in the script has made a lock or a queue."""
+    monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["forkserver", "spawn", "fork"])
+    monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none: present)
+    monkeypatch.setattr(loader, "DataLoader", _Loading)
+    like: Any = SimpleNamespace(_dataset=range(8), _auto_collation=True, _collate_fn=list, _pin_memory=False)
+    kept = loader._Kept(lambda: like._dataset, "", indices=[[0, 1]])
+    if loads:
+        assert kept.from_workers(like, 2) == [2, 3]
+    else:
+        with pytest.raises(RuntimeError, match="main module once more"):
+            kept.from_workers(like, 2)
 
 
 def test_kept_batches_lie_where_they_are_asked_for(found: list[dict[str, Any]]) -> None:

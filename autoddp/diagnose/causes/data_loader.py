@@ -36,11 +36,22 @@ class DataLoader(Cause):
         kept = Experiment(kept_batches=evidence.readers)
         # Handing batches over takes time, and loading them takes a core: no worker gives as much as kept batches.
         workers = _more_workers(evidence, max(means), around)
-        loaded = Mend(Condition(experiment=replace(kept, loader_workers=workers))) if workers else None
+        # A data set that is a stream is not tried with more: unless it shares its samples among its workers, each gives
+        # all of them.
+        is_stream = not all(one.indexed for one in evidence.ranks)
+        loaded = None
+        if workers and not is_stream:
+            loaded = Mend(Condition(experiment=replace(kept, loader_workers=workers)))
         mended = Mend(Condition(experiment=kept))
         fix = ""
         if workers:
             fix = f"DataLoader(num_workers={workers}, persistent_workers=True): load batches while others are computed"
+        if workers and is_stream:
+            seen += "; more workers were not tried, because the data set is a stream"
+            fix += (
+                ", but only where each gives a part of the stream of its own (torch.utils.data.get_worker_info): else "
+                "all samples come once for each worker"
+            )
         otherwise = (
             "prepare the data once before training (decoded, cut to size, in few large files), or read it from a "
             "faster disk"
@@ -66,12 +77,7 @@ CAUSE = DataLoader()
 
 
 def _more_workers(evidence: Evidence, waits: float, around: Surroundings) -> int:
-    """How many workers keep up with a rank that waits so long for its data; 0 where none can be had.
-
-    A data set that is a stream is not tried: unless it shares its samples among its workers, each gives all of them.
-    """
-    if not all(one.indexed for one in evidence.ranks):
-        return 0
+    """How many workers keep up with a rank that waits so long for its data; 0 where none can be had."""
     present = max(one.loader_workers for one in evidence.ranks)
     most = max(2, min(_MANY_WORKERS, around.cores_per_rank), 2 * present)
     loading = max(1, present) * (evidence.seconds if present else waits)

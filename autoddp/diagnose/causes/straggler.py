@@ -86,7 +86,9 @@ def _why_slow(evidence: Evidence, rank: int, longer: float) -> _Reason | None:
     """Why a rank computes `longer` seconds than the others in a step; None where nothing shows it."""
     mine, others = evidence.ranks[rank], [one for r, one in enumerate(evidence.ranks) if r != rank]
     clocks = [one.mhz[0] for one in others if one.mhz]
-    if mine.mhz and clocks and mine.mhz[0] < _SLOW_CLOCK * (usual := median(clocks)):
+    # A GPU of another model may be at its own highest clock, and nothing keeps it back.
+    slowed = mine.mhz and (mine.held_back or mine.mhz[0] < _SLOW_CLOCK * mine.mhz[1])
+    if slowed and clocks and mine.mhz[0] < _SLOW_CLOCK * (usual := median(clocks)):
         because = f" because {mine.held_back}" if mine.held_back else ""
         why = f"; its GPU runs at {mine.mhz[0]:,} MHz of {mine.mhz[1]:,}{because}, those of the others at {usual:,.0f}"
         fix = (

@@ -58,6 +58,8 @@ class Suspicion:
     """Seconds of a step that it takes at most, where it is not proved."""
     is_bounded: bool = True
     """Whether mending it can give no more than `guess`; not where the ranks compute faster then, too."""
+    shortens_gaps: bool = False
+    """Whether a rank does less between its calls then. Else none saves more than it stands in calls."""
     changed: Script | None = None
     """What is done again without the cause; None: nothing can be."""
     measured: tuple[Sequence[float], Sequence[float]] | None = None

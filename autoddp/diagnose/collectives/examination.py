@@ -123,11 +123,37 @@ def _judged(one: Suspicion, job: Job, rounds: Rounds) -> Finding | None:
         took = milliseconds(script.seconds / script.covers)
         uncertain = f"{found.text}. The script itself took {took} ms, so the price is uncertain"
         found = replace(found, status="suspected", text=uncertain)
-    if found is not None and found.low is not None and one.is_bounded and found.low > one.guess:
+    most = one.guess if one.shortens_gaps else min(one.guess, _least_in_calls(job))
+    if found is not None and found.low is not None and one.is_bounded and found.seconds > most:
         # Where ranks have to share cores, what they do again at once may hold them up more than in the script.
-        most = f"{found.text}. In the script it takes {milliseconds(one.guess)} ms at most, so the price is uncertain"
-        found = replace(found, seconds=one.guess, low=None, high=None, status="suspected", text=most)
+        text = f"{found.text}. In the script it takes {milliseconds(most)} ms at most"
+        if found.low > most:
+            text = f"{text}, so the price is uncertain"
+            found = replace(found, seconds=most, low=None, high=None, status="suspected", text=text)
+        else:
+            found = replace(found, seconds=most, high=most, text=text)
     return found
+
+
+def _least_in_calls(job: Job) -> float:
+    """Seconds of a step for which every rank stands in calls, of ranks that wait for each other.
+
+    A step takes each of them as long: its gaps and its calls. Without any of the calls the gaps are left. So no change
+    of calls saves more than that of the rank which stands in them for the shortest time.
+    """
+    least: dict[frozenset[int], float] = {}
+    for rank, process in job.recording.of_rank.items():
+        met = {rank}.union(*(place.group.ranks for place in process.sums if place.group is not None))
+        stands = sum(
+            one.seconds
+            for place, one in process.sums.items()
+            if place.is_for_objects or place.is_about_groups or (place.group and "object" not in place.collective)
+        )
+        share = stands / process.seconds if process.seconds else 1.0
+        joined = [ranks for ranks in least if ranks & met]
+        together = frozenset(met).union(*joined)
+        least[together] = min([share * job.step, *(least.pop(ranks) for ranks in joined)])
+    return max(least.values(), default=0.0)
 
 
 def _priced(

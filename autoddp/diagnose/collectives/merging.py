@@ -17,20 +17,27 @@ def runs(script: Script, sizes: range) -> dict[tuple[int, int], tuple[int, int]]
     """Each call that can be merged into an earlier one → the first call of its run.
 
     A run has calls of one group that follow each other at once on every rank, each with a number of bytes in `sizes`.
+    What several ranks send, each its own, can be no one call of any of them; nor can a sum and a maximum.
     """
     fits = script.agreed(lambda one: one.act.bytes in sizes and one.act.call in MERGEABLE)
     found: dict[tuple[int, int], tuple[int, int]] = {}
     total: dict[tuple[int, int], int] = {}
     size = {key: max(one.act.bytes for one in of_ranks.values()) for key, of_ranks in script.of_key.items()}
+    kind = {key: {_kind(one) for one in of_ranks.values()} for key, of_ranks in script.of_key.items()}
     for key in sorted(script.of_key):
         before = (key[0], key[1] - 1)
-        if key not in fits or before not in fits or key not in script.follows_at_once:
+        if key not in fits or before not in fits or key not in script.follows_at_once or kind[before] != kind[key]:
             continue
         first = found.get(before, before)
         if total.get(first, size[first]) + size[key] <= _LARGEST:
             found[key] = first
             total[first] = total.get(first, size[first]) + size[key]
     return found
+
+
+def _kind(one: Played) -> tuple[int, str, str]:
+    """What calls must have in common to become one."""
+    return one.act.root, one.call.place.reduction, one.call.place.dtype
 
 
 def merged(script: Script, into: dict[tuple[int, int], tuple[int, int]]) -> Script:

@@ -60,13 +60,16 @@ class Script:
     seconds: float
     """Seconds that all this took in the script, on the slowest rank."""
     ranks: int
+    pauses: dict[int, float] = field(default_factory=dict)
+    """Seconds that each rank usually sleeps at a time, see `Program.pauses`."""
 
     @property
     def program(self) -> Program:
         """For the replay. A rank of the world that has made none of the calls does nothing."""
         acts = tuple(tuple(_acts(self.played.get(rank, ()))) for rank in range(self.ranks))
         used = {act.group for of_rank in acts for act in of_rank}
-        return Program(tuple(group.ranks if n in used else () for n, group in enumerate(self.groups)), acts)
+        groups = tuple(group.ranks if n in used else () for n, group in enumerate(self.groups))
+        return Program(groups, acts, tuple(self.pauses.get(rank, 0.0) for rank in range(self.ranks)))
 
     def changed(self, change: Callable[[Sequence[Played]], Iterable[Played]]) -> Script:
         """This script with each rank's part changed."""
@@ -177,7 +180,8 @@ def script_of(recording: Recording, steps: Steps) -> Script | None:
     spans = [(_until(of_rank[-1]) - of_rank[0].call.began, cut) for of_rank, cut in done.values()]
     seconds = max(span - cut for span, cut in spans)
     covers = max(span for span, _ in spans) / steps.seconds if steps.seconds > 0 else 1.0
-    return Script(groups, played, covers, seconds, max(recording.world, max(played) + 1))
+    pauses = {rank: _pause(recording.of_rank[rank]) for rank in played}
+    return Script(groups, played, covers, seconds, max(recording.world, max(played) + 1), pauses)
 
 
 def _whole_steps(
@@ -370,6 +374,7 @@ def _played(
             computes=computes,
             sleeps=sleeps,
             waits=call.is_blocking,
+            root=call.root,
         )
         found.append(Played(act, key, call if whole is None else _as_a_whole(call, whole)))
     # As many gaps as calls: what a change lets run beside the gap behind the last call has to have that gap. But no
@@ -507,3 +512,18 @@ def _of_gaps(process: Process) -> _Gaps:
     computes = min(1.0, max(0.0, look.cpu_of_thread - in_waits) / gaps)
     idle = max(0.0, 1.0 - look.waited_of_thread / max(1e-9, gaps * (1.0 - computes)))
     return _Gaps(computes, idle, process.computes_in_waits)
+
+
+def _pause(process: Process) -> float:
+    """Seconds that a rank usually sleeps at a time between its calls; 0 where that is not known.
+
+    The thread gives up its core once in each blocking call; what is beyond that lies in the gaps.
+    """
+    look, gaps = process.look, _of_gaps(process)
+    if not look.pauses or not process.seconds:
+        return 0.0
+    sums = [one for place, one in process.sums.items() if place.group is not None]
+    part = look.seconds / process.seconds
+    between = max(0.0, look.seconds - part * sum(one.seconds for one in sums))
+    often = look.pauses - part * sum(one.count for one in sums)
+    return between * (1.0 - gaps.computes) * gaps.idle / often if often >= 1.0 else 0.0

@@ -66,6 +66,8 @@ class Place:
     group: Group | None
     device: str = "cpu"
     dtype: str = ""
+    reduction: str = ""
+    """See `PlaceNamed`."""
 
     @property
     def where(self) -> str:
@@ -117,6 +119,8 @@ class Call:
     """CPU time of the thread when the call has returned; 0 where it is not known."""
     cpu_waited: float = 0.0
     """CPU time of the thread when the script itself has waited for the end; 0 where it has not, or it is not known."""
+    root: int = -1
+    """The rank in the group that sends to the others, or collects; -1 where all do the same."""
 
     @property
     def ended(self) -> float:
@@ -168,6 +172,8 @@ class Look:
     """For which that thread could have run and had no core."""
     waited_of_helpers: float = 0.0
     """What all other threads together have waited."""
+    pauses: float = 0.0
+    """How often that thread has given up its core by itself."""
 
 
 @dataclass(frozen=True)
@@ -352,6 +358,7 @@ def _process(path: Path) -> Process | None:
                     group=groups.get(one.group),
                     device=one.device or "cpu",
                     dtype=one.dtype,
+                    reduction=one.reduction,
                 )
     if said is None:
         return None
@@ -388,11 +395,23 @@ def _process(path: Path) -> Process | None:
 def _call(numbers: memoryview, number: int, places: dict[int, Place]) -> Call | None:
     """One call of the ring; None for one that is just being written."""
     at = CALLS_FROM + number % CALLS * OF_A_CALL
-    place, count, size, began, returned, wait_began, wait_ended, blocking, *cpu = numbers[at : at + len(CALL)]
-    known = places.get(int(place))
+    place, count, size, *times, blocking, cpu_returned, cpu_waited, root = numbers[at : at + len(CALL)]
+    known, (began, returned, wait_began, wait_ended) = places.get(int(place)), times
     if known is None or not returned >= began > 0:
         return None
-    return Call(known, int(count), int(size), began, returned, wait_began, wait_ended, bool(blocking), *cpu)
+    return Call(
+        place=known,
+        number=int(count),
+        bytes=int(size),
+        began=began,
+        returned=returned,
+        wait_began=wait_began,
+        wait_ended=wait_ended,
+        is_blocking=bool(blocking),
+        cpu_returned=cpu_returned,
+        cpu_waited=cpu_waited,
+        root=int(root),
+    )
 
 
 def _look(numbers: memoryview) -> Look:

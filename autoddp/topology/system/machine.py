@@ -65,7 +65,7 @@ def limits() -> Limits:
     return Limits(
         shm_bytes=_size_of(Path("/dev/shm")),
         memlock_bytes=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
-        cgroup_cpus=_cgroup_cpus(),
+        cgroup_cpus=cgroup_cpus(),
         cgroup_memory_bytes=_cgroup_memory(),
         container=in_container(),
     )
@@ -87,7 +87,8 @@ def _cgroup_folders() -> list[Path]:
     return [place, *(parent for parent in place.parents if parent.is_relative_to("/sys/fs/cgroup"))]
 
 
-def _cgroup_cpus() -> float | None:
+def cgroup_cpus() -> float | None:
+    """Cores that the cgroup of this process may keep busy at a time, as of a container with --cpus; None for all."""
     found = []
     for folder in _cgroup_folders():
         words = (word(folder / "cpu.max") or "").split()

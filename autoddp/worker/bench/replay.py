@@ -30,6 +30,7 @@ _PATIENCE = timedelta(seconds=20)  # for one call
 _FEWEST, _MOST = 3, 24  # rounds
 _OVERHEAD = 3e-6  # seconds of this file's own between two calls; the script's Python is in its gaps
 _SLEEPS = 1e-4  # shorter than this the kernel does not sleep
+_MOST_TURNS = 100  # of computing and sleeping in one gap
 
 
 def main() -> None:
@@ -101,7 +102,8 @@ def _rank(plan: Replay, rank: int, port: int, result: Path) -> None:
     store = TCPStore(ADDRESS, port, wait_for_workers=False)
     dist.init_process_group(plan.backend, store=store, rank=rank, world_size=plan.ranks, timeout=_PATIENCE)
     device = torch.device("cuda", torch.cuda.current_device()) if plan.backend == "nccl" else torch.device("cpu")
-    runs = {name: _Run(program, rank, device) for name, program in plan.programs.items()}
+    late = _late()
+    runs = {name: _Run(program, rank, device, late) for name, program in plan.programs.items()}
     for run in runs.values():  # connects: for that no rank has to compute
         run.once(with_gaps=False)
     names = list(runs)
@@ -124,13 +126,25 @@ def _rank(plan: Replay, rank: int, port: int, result: Path) -> None:
         result.write_text(text, encoding="utf-8")
 
 
+def _late() -> float:
+    """Seconds for which the kernel sleeps longer than it is told to. The script's gaps have them already."""
+    found = []
+    for _ in range(10):
+        began = time.perf_counter()
+        time.sleep(1e-3)
+        found.append(time.perf_counter() - began - 1e-3)
+    return max(0.0, min(found))
+
+
 class _Run:
     """One program on one rank."""
 
-    def __init__(self, program: Program, rank: int, device: torch.device) -> None:
+    def __init__(self, program: Program, rank: int, device: torch.device, late: float = 0.0) -> None:
         self._rank, self._ranks, self._device = rank, program.groups, device
         self._groups: list[Any] = [self._new_group(ranks) for ranks in program.groups]
         self._acts = program.acts[rank]
+        self._late = late
+        self._pause = program.pauses[rank] if program.pauses else 0.0
         self._data: dict[tuple[str, int, int, int], Any] = {}
         self._pending: dict[int, Any] = {}  # by the place of the act that has started it
         self._left: list[Any] = []
@@ -165,13 +179,21 @@ class _Run:
         return took
 
     def _gap(self, act: Act) -> None:
-        if act.computes > _OVERHEAD:
-            clock = time.thread_time
-            until = clock() + act.computes - _OVERHEAD
+        """Compute and sleep in turns, as the script: ranks that share cores compute there while others sleep.
+
+        If all computed first, as they leave a call together, each would have to wait for all others.
+        """
+        turns = 1
+        if self._pause > 0:
+            turns = max(1, min(round(act.sleeps / self._pause), int(act.sleeps / (2 * _SLEEPS)), _MOST_TURNS))
+        computes, sleeps = max(0.0, act.computes - _OVERHEAD) / turns, act.sleeps / turns - self._late
+        clock = time.thread_time
+        for _ in range(turns):
+            until = clock() + computes
             while clock() < until:
                 pass
-        if act.sleeps > _SLEEPS:
-            time.sleep(act.sleeps)
+            if sleeps > _SLEEPS - self._late:
+                time.sleep(max(0.0, sleeps))
 
     def _wait(self, of: int | None = None) -> None:
         """For the end of the call that the act at that place has started; without one, of all that are not over."""
@@ -188,13 +210,15 @@ class _Run:
 
     def _call(self, act: Act, number: int) -> None:
         group = self._groups[act.group]
+        root = max(0, act.root)
+        ranks = self._ranks[act.group][root:] + self._ranks[act.group][:root]  # the root first, see `_CALLS`
         if act.call in OBJECTS:
-            _OBJECTS[act.call](self._tensors(act), len(self._ranks[act.group]), self._ranks[act.group][0], group)
+            _OBJECTS[act.call](self._tensors(act), len(ranks), ranks[0], group)
             return
         tensors = self._tensors(act)
         if act.tensors > 1:
             torch.cat(tensors["parts"], out=tensors["in"])
-        work = _CALLS[act.call](tensors, self._ranks[act.group], group, not act.waits)
+        work = _CALLS[act.call](tensors, ranks, group, not act.waits)
         if not act.waits and work is not None:
             self._pending[number] = work
         if act.tensors > 1 and act.waits:

@@ -56,14 +56,14 @@ from autoddp.wire.recorded_calls import (
 )
 from autoddp.worker.observe import collectives
 from autoddp.worker.observe.first_uses import FirstUses
-from autoddp.worker.observe.kernel_accounts import waited_for_cpu
+from autoddp.worker.observe.kernel_accounts import pauses, waited_for_cpu
 
 logger = get_logger(__name__)
 
 _FIRST_LOOKS = 0.1  # seconds between the first two looks at the process as a whole; a script may end within a second
 _LOOKS = 2.0  # seconds between later ones: a look takes some milliseconds
 _WAITED_FOR = 4_096  # calls whose end something may still wait for; a script that waits for none must not fill memory
-_NUMBERS, _COUNT, _WAIT = struct.Struct("10d"), struct.Struct("d"), struct.Struct("3d")
+_NUMBERS, _COUNT, _WAIT = struct.Struct("11d"), struct.Struct("d"), struct.Struct("3d")
 _CALLS_AT, _BYTES_OF_A_CALL, _WAIT_AT, _CPU_WAITED_AT = 8 * CALLS_FROM, 8 * OF_A_CALL, 8 * 5, 8 * 9
 _GIVEN_ONE = ("allreduce", "broadcast", "reduce", "send", "recv", "recv_anysource", "allreduce_coalesced")
 """Methods that are given one list of tensors, which they read and write. What is not named here is only slower."""
@@ -80,6 +80,8 @@ _PATCHES = collectives.__file__
 """File of the functions that stand around those of torch, called by the script."""
 _DECORATORS = dist.c10d_logger.__file__
 """File in which the decorators of the functions of torch.distributed are."""
+_WITH_ROOT = ("broadcast", "reduce", "gather", "scatter")
+"""Methods with a rank that sends to the others, or collects. The options, which come last, have it."""
 _ONE_TO_ONE = ("send", "recv", "_end_coalescing")
 """How the names of methods begin in which not all ranks of the group take part. NCCL ends each batch of sends and
 receives by `_end_coalescing`: the ranks of a pipeline have more or fewer of them."""
@@ -167,6 +169,7 @@ class CallRecorder:
         """
         frame, depths, places, pending = sys._getframe, self._depths, self._places, self._pending
         pack, counts = _NUMBERS.pack_into, not method.startswith(_ONE_TO_ONE)
+        has_root = method in _WITH_ROOT
         is_scatter = method == "scatter"  # its root gives as much as all get: what a rank gets is told
         thread_time, this_thread = time.thread_time, threading.get_ident
 
@@ -190,12 +193,13 @@ class CallRecorder:
                     size = args[0][0].nbytes if place.gives_one else _bytes(args[:1] if is_scatter else args)
                 except RuntimeError:  # a sparse tensor has no bytes of its own
                     size = 0
+                root = getattr(args[-1], "rootRank", -1) if has_root else -1
                 made = next(self._made)
                 at = _CALLS_AT + made % CALLS * _BYTES_OF_A_CALL
                 if work is None:
-                    pack(shared, at, place.number, number, size, began, returned, returned, returned, 1, cpu, 0)
+                    pack(shared, at, place.number, number, size, began, returned, returned, returned, 1, cpu, 0, root)
                 else:
-                    pack(shared, at, place.number, number, size, began, returned, 0, 0, 0, cpu, 0)
+                    pack(shared, at, place.number, number, size, began, returned, 0, 0, 0, cpu, 0, root)
                     pending[id(work)] = (at, place, direct)
                 _COUNT.pack_into(shared, 0, made + 1)
                 place.count += 1
@@ -277,6 +281,18 @@ class CallRecorder:
             for key in [key for key in known if key[0] == id(group)]:
                 del known[key]
 
+    def steps(self, optimizer: Any, *_: Any) -> None:
+        """An optimizer is about to step: for `register_optimizer_step_pre_hook`.
+
+        It uses its parameters and gradients, also where its C++ code reads them past torch's dispatcher.
+        """
+        watch = self._watch
+        if watch is not None and self.on:
+            try:
+                watch.used([one for group in optimizer.param_groups for p in group["params"] for one in (p, p.grad)])
+            except Exception as error:
+                self._fail(error)
+
     def stepped(self, optimizer: Any, *_: Any) -> None:
         """An optimizer has stepped: for `register_optimizer_step_post_hook`."""
         if self.on:
@@ -294,7 +310,7 @@ class CallRecorder:
         made = next(self._made)
         at = _CALLS_AT + made % CALLS * _BYTES_OF_A_CALL
         cpu = self._cpu()
-        _NUMBERS.pack_into(shared, at, place.number, number, 0, began, ended, ended, ended, 1, cpu, 0)
+        _NUMBERS.pack_into(shared, at, place.number, number, 0, began, ended, ended, ended, 1, cpu, 0, -1)
         _COUNT.pack_into(shared, 0, made + 1)
         place.count += 1
         place.in_calls += ended - began
@@ -420,6 +436,7 @@ class CallRecorder:
             group=-1 if place.group is None else place.group.number,
             device="" if tensor is None else tensor.device.type,
             dtype="" if tensor is None else str(tensor.dtype).removeprefix("torch."),
+            reduction=_reduction(args),
         )
 
     def _group(self, group: Any) -> _Group:
@@ -509,7 +526,7 @@ class CallRecorder:
     def _note_look(self) -> None:
         waited = waited_for_cpu()
         now = time.perf_counter()
-        self._looked.append((now, time.thread_time(), time.process_time(), waited.trains, waited.helpers))
+        self._looked.append((now, time.thread_time(), time.process_time(), waited.trains, waited.helpers, pauses()))
         # What a script does before its steps is no part of them, and may be a long wait.
         third = self._opened + (now - self._opened) / 3
         while len(self._looked) > 1 and self._looked[1][0] <= third:
@@ -544,6 +561,12 @@ def _bytes(args: Any) -> int:
         pass
     found = [total for total in (_total(one) for one in args[:2] if isinstance(one, (list, torch.Tensor))) if total]
     return found[-1] if found else 0
+
+
+def _reduction(args: Any) -> str:
+    """How a call reduces, as its options say, which come last; "" where it does not."""
+    operation = getattr(args[-1], "reduceOp", None) if args else None
+    return "" if operation is None else str(getattr(operation, "op", operation))
 
 
 def _total(given: Any) -> int:

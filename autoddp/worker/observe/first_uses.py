@@ -150,6 +150,11 @@ class FirstUses:
         call = _Open(place)
         self._open.update(dict.fromkeys(addresses, call))
 
+    def used(self, given: Any) -> None:
+        """The script is about to use all tensors in there."""
+        if threading.get_ident() == self._thread:
+            self._touched(given)
+
     def _gap_ends(self, at: float, then: float) -> None:
         length = max(1e-9, at - self._gap_began)
         for use in self._in_gap:

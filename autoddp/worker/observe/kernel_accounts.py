@@ -88,3 +88,13 @@ def waited_for_cpu() -> WaitedForCpu:
             continue
         trains, helpers = (waited, helpers) if task.parent.name == mine else (trains, helpers + waited)
     return WaitedForCpu(trains / 1e9, helpers / 1e9)
+
+
+def pauses() -> int:
+    """How often this thread has given up its core by itself, to sleep or to wait; 0 where that is not known."""
+    try:
+        status = Path(f"/proc/self/task/{threading.get_native_id()}/status").read_text()
+    except OSError:  # no Linux
+        return 0
+    found = re.search(r"^voluntary_ctxt_switches:\s+(\d{1,15})$", status, re.MULTILINE)
+    return int(found.group(1)) if found else 0

@@ -168,7 +168,9 @@ class _Kept:
     def from_workers(self, like: _BaseDataLoaderIter, workers: int) -> Any:
         """The next batch, loaded by `workers` processes. Any exception of the script's data set."""
         if self.loaded is None:
-            if multiprocessing.get_start_method(allow_none=True) not in (None, "fork"):
+            # Python's own choice, "forkserver" from 3.14 on, is none of the script's: whoever makes a lock has made it.
+            pythons_own = multiprocessing.get_all_start_methods()[0]
+            if multiprocessing.get_start_method(allow_none=True) not in (None, "fork", pythons_own):
                 raise RuntimeError("other ways to start a worker run the script's main module once more")
             samples = _others(self.indices, _size_of(like._dataset))  # a generator would keep the data set alive
             chosen: dict[str, Any] = (
@@ -209,8 +211,10 @@ class Loaders:
     If a script makes a new data set each time, a loader of the same kind is taken for the one that has gone.
     """
 
-    def __init__(self, events: LoaderEvents) -> None:
+    def __init__(self, events: LoaderEvents, evaluates: Callable[[], bool] = bool) -> None:
+        """`evaluates`: whether all of the script's models are in eval mode, and it does not train in that mode."""
         self._events = events
+        self._evaluates = evaluates
         self._kept: list[_Kept] = []
         self._gives_kept = False
         self._sizes: Sequence[int] = ()
@@ -239,6 +243,8 @@ class Loaders:
         self.persistent = False
         """Whether the workers of some loader stay for the next epoch."""
         self._gradients_wanted = False
+        self._trained_with: list[weakref.ref[Any]] = []
+        """The data sets that were read while a model was in training mode."""
 
     def install(self) -> None:
         """Patch the classes in place."""
@@ -303,7 +309,7 @@ class Loaders:
         def patched(of: Any, *args: Any, **kwargs: Any) -> Any:
             idle = not (self.watch or self.keep or self._gives_kept or self._served)
             # A loader may be read inside another one's, as a wrapper does: only the outer one is the script's.
-            if self._busy or not self._trains or self._validates() or idle:
+            if self._busy or not self._trains or self._validates(of) or idle:
                 return function(of, *args, **kwargs)
             self._busy = True
             self._events.wait_begins()
@@ -315,11 +321,32 @@ class Loaders:
 
         return patched
 
-    def _validates(self) -> bool:
-        """Whether the script reads for a validation: without gradients, though it reads other batches with them."""
-        wanted = torch.is_grad_enabled()
+    def _validates(self, of: Any) -> bool:
+        """Whether the script reads for a validation: without gradients, though it reads other batches with them.
+
+        Many scripts switch gradients off only in the body of the loop over batches. Their model is in eval mode before.
+        """
+        wanted = torch.is_grad_enabled() and not self._is_for_evaluation(of)
         self._gradients_wanted |= wanted
         return self._gradients_wanted and not wanted
+
+    def _is_for_evaluation(self, of: Any) -> bool:
+        """Whether the models are in eval mode now, and this data set was never read while one was not.
+
+        Behind an evaluation some scripts change the mode back only when they have the next batch to train with.
+        """
+        data_set = of.dataset if isinstance(of, DataLoader) else of._dataset
+        try:
+            reference = weakref.ref(data_set)
+        except TypeError:  # a list, say: it is not known again
+            return False
+        self._trained_with = [one for one in self._trained_with if one() is not None]
+        if any(one() is data_set for one in self._trained_with):
+            return False
+        if self._evaluates():
+            return True
+        self._trained_with.append(reference)
+        return False
 
     def _iter(self, iterate: Callable[..., Any], loader: Any) -> Any:
         self._events.iterator_made()

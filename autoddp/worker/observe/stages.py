@@ -98,7 +98,8 @@ class Stages(DdpEvents, GradientHandler, LoaderEvents):
         self._stream: Any = None
         self._stage = "other"
         self._in_optimizer = self._in_backward = False
-        self._trains_in_eval_mode = False
+        self.trains_in_eval_mode = False
+        """Whether a backward pass has followed a forward pass in eval mode."""
         self._on_parameters: list[RemovableHandle] = []
         self._delayed = self._has_added = False
         self._marks: list[tuple[str, Any]] = []
@@ -231,7 +232,7 @@ class Stages(DdpEvents, GradientHandler, LoaderEvents):
         in_eval_mode = not ddp.training
 
         def begins() -> None:
-            self._trains_in_eval_mode |= in_eval_mode
+            self.trains_in_eval_mode |= in_eval_mode
             self._backward_begins()
 
         if not when_backward_begins(what, begins):
@@ -245,7 +246,7 @@ class Stages(DdpEvents, GradientHandler, LoaderEvents):
         In eval mode it may be an evaluation; it is one until a backward pass has followed. Some scripts train in this
         mode, because dropout and BatchNorm are to stand still.
         """
-        return self._awake and torch.is_grad_enabled() and (ddp.training or self._trains_in_eval_mode)
+        return self._awake and torch.is_grad_enabled() and (ddp.training or self.trains_in_eval_mode)
 
     def _backward_begins(self) -> None:
         """A gradient of an output has come, which may not be the first one of this backward pass.

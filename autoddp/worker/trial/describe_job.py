@@ -19,7 +19,8 @@ from autoddp.knobs.computing import CUDA_GRAPHS, OPTIMIZE_DDP, THREADS, thread_c
 from autoddp.knobs.ddp_arguments import BROADCAST_BUFFERS
 from autoddp.knobs.env import NodeAndJob, start_settings
 from autoddp.knobs.micro_batches import ACCUMULATE_STEPS
-from autoddp.topology import Fingerprint, fingerprint, free_memory
+from autoddp.topology import Fingerprint, cgroup_cpus, fingerprint, free_memory
+from autoddp.topology.nccl.conf import nccl_conf
 from autoddp.topology.nccl.tuner import nccl_tuner
 from autoddp.topology.probe import probe
 from autoddp.wire import JobFacts, Ready, WorkerConfig
@@ -64,7 +65,7 @@ def gather_facts(
     # A few streams of TCP do not fill the fastest devices, however good they are.
     tcp = min(machine.tcp_gbps, _MOST_OF_TCP[backend])
     promised = (backend == "nccl" and machine.rdma_gbps) or tcp if looks else None
-    here = [machine.links, machine.network, promised, (usable_cpus(), local)]
+    here = [machine.links, machine.network, promised, (_cores(), local)]
     mine = [name_of(device), plain(observed), *free, *here]
     has_room = looks and device.type == "cpu" and free_memory() > local * peak_memory()
     starts = None
@@ -77,6 +78,12 @@ def gather_facts(
     told = ranks.broadcast(Ready(facts) if facts else None)
     assert isinstance(told, Ready)
     return told.facts
+
+
+def _cores() -> int:
+    """CPU cores that the ranks of this host can keep busy: a container may show all, and have a part of their time."""
+    quota = cgroup_cpus()
+    return usable_cpus() if quota is None else max(1, min(usable_cpus(), int(quota)))
 
 
 def _facts(wrapped: Sequence[Wrapped], ranks: RankStore, of_all: list[list[Any]], config: WorkerConfig) -> JobFacts:
@@ -150,7 +157,7 @@ def _start_settings(
     around = NodeAndJob(
         node=probe() if nccl else None,
         nodes=nodes,
-        environment=os.environ,
+        environment={**nccl_conf(os.environ), **os.environ} if nccl else os.environ,
         nccl=nccl_version() if nccl else (),
         tuner=nccl_tuner(os.environ) if nccl else "",
         interfaces="" if backend == "nccl" else interfaces,

@@ -32,8 +32,14 @@ class Experiments:
         self._patch = patch
         self._threads_before = 0
         self._present = AS_IT_IS
+        self._given = True
         self.stages = Stages()
-        self._loaders = Loaders(self.stages)
+        self._loaders = Loaders(self.stages, self._evaluates)
+
+    def _evaluates(self) -> bool:
+        """Whether all models are in eval mode, though the script does not train in it."""
+        models = [wrapped.ddp.module for wrapped in self._patch.alive() if wrapped.ddp is not None]
+        return bool(models) and not (self.stages.trains_in_eval_mode or any(one.training for one in models))
 
     def watch_collectives(self) -> None:
         """Patch the script's collectives: when torch is imported, before a script imports them by name."""
@@ -66,10 +72,11 @@ class Experiments:
         self.stages.added = self._all_reduce(experiment.added_bytes) if experiment.added_bytes else None
         self._set_threads(experiment.threads)
         if experiment.ddp_arguments != before.ddp_arguments:
-            for wrapped in self._patch.alive():
-                if wrapped.takes and not wrapped.why_untouchable():
-                    wrapped.experimental = dict(experiment.ddp_arguments)
-                    wrapped.rebuild_as_it_is()
+            changed = [one for one in self._patch.alive() if one.takes and not one.why_untouchable()]
+            for wrapped in changed:
+                wrapped.experimental = dict(experiment.ddp_arguments)
+                wrapped.rebuild_as_it_is()
+            self._given = bool(changed) or not experiment.ddp_arguments
 
     def _all_reduce(self, size: int) -> Callable[[Optimizer], bool]:
         """An all-reduce of a tensor of `size` bytes, over the ranks and the device of the first DDP object.
@@ -152,4 +159,5 @@ class Experiments:
             kept=self._loaders.gave,
             indexed=self._loaders.indexed,
             persistent=self._loaders.persistent,
+            given=self._given,
         )

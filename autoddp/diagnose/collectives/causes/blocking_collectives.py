@@ -37,7 +37,11 @@ class BlockingCollectives(Cause):
             f"{lines[0]} waits {milliseconds(took)} ms of each {job.steps.unit} for {what}, and what it changes is "
             f"used in {use.where} first"
         )
-        later = f"work = dist.{what}(…, async_op=True), and work.wait() before {use.where}"
+        # The watch has seen a few steps, and no code that reads memory past torch.
+        later = (
+            f"work = dist.{what}(…, async_op=True), and work.wait() before {use.where}, and before any line above it "
+            "that reads the result in some steps only, in another thread, or past torch (numpy, C++)"
+        )
         yield Suspicion(
             self.name,
             seen,

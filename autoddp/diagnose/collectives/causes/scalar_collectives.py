@@ -31,7 +31,7 @@ class ScalarCollectives(Cause):
             changed, tried = merged(script, into), "one call for all numbers of a step"
             fix = (
                 f"{lines[0]}: put the numbers of a step into one tensor: "
-                "numbers = torch.stack([loss.detach(), correct, count]); dist.all_reduce(numbers)"
+                "numbers = torch.stack([loss.detach(), correct, count]); dist.all_reduce(numbers, op=op)"
             )
         else:
             # Whatever a rank does before the call, it still does. What counts is the number among these calls: others
@@ -52,8 +52,9 @@ class ScalarCollectives(Cause):
 
             changed, tried = script.changed(rarely), f"the call in every {_EVERY}th step only"
             fix = (
-                f"{lines[0]}: add the numbers up on each rank, and send them only when you log them: "
-                f"if step % {_EVERY} == 0: dist.all_reduce(total)"
+                f"{lines[0]}: numbers that are only logged: add them up on each rank, and send them when you log "
+                f"them: if step % {_EVERY} == 0: dist.all_reduce(total). What the training reads, such as a norm "
+                "by which gradients are clipped, or a sign to stop, has to travel in every step"
             )
         yield Suspicion(self.name, seen, fix, guess=seconds_in(script, keys), changed=changed, tried=tried, lines=lines)
 

@@ -33,9 +33,7 @@ class SmallCollectives(Cause):
             "such a call takes as long as the ranks need to meet, whatever it moves"
         )
         fix = (
-            f"{lines[0]}: make one call of them: flat = torch.cat([t.reshape(-1) for t in tensors]); "
-            f"dist.{what}(flat{_ARGUMENTS.get(what, ', …')}); "
-            "for t, piece in zip(tensors, flat.split([t.numel() for t in tensors])): t.copy_(piece.view_as(t))"
+            f"{lines[0]}: make one call of them: flat = torch.cat([t.reshape(-1) for t in tensors]); {_one_call(what)}"
         )
         beside = (("async_op=True, and all waits after the last call", side_by_side(script, into)),)
         yield Suspicion(
@@ -50,6 +48,17 @@ class SmallCollectives(Cause):
         )
 
 
-_ARGUMENTS = {"all_reduce": ", group=group", "broadcast": ", src, group=group"}
+def _one_call(what: str) -> str:
+    """The call of all bytes, and how each tensor gets its part of the result."""
+    if "gather" in what:
+        return (
+            "everyone = flat.new_empty(world_size, flat.numel()); dist.all_gather_into_tensor(everyone, flat, "
+            "group=group); everyone[r].split([t.numel() for t in tensors]) are the pieces of rank r"
+        )
+    return (
+        f"dist.{what}(flat, …) with the other arguments that it has now; "
+        "for t, piece in zip(tensors, flat.split([t.numel() for t in tensors])): t.copy_(piece.view_as(t))"
+    )
+
 
 CAUSE = SmallCollectives()

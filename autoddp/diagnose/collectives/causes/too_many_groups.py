@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from autoddp.diagnose.collectives.cause import Cause, Job, Suspicion
 from autoddp.diagnose.collectives.program import Played, Script, rest, with_
+from autoddp.diagnose.collectives.recording import Place, Process
 from autoddp.units import milliseconds
 from autoddp.wire.replayed_calls import DESTROY_GROUP, MAKE_GROUP
 
@@ -29,7 +30,9 @@ class TooManyGroups(Cause):
                 if place.is_about_groups and place.collective != "init_process_group"
             }
             making = {place: one for place, one in with_groups.items() if place.collective != "destroy_process_group"}
-            if making and (took := sum(one.seconds for one in with_groups.values())) > seconds:
+            if not _goes_on(process, making):
+                continue
+            if (took := sum(one.seconds for one in with_groups.values())) > seconds:
                 seconds = took
                 places, where = sum(one.count for one in making.values()), next(iter(making)).where
         if not seconds or seconds < _SHARE * job.recording.seconds or count < _FEWEST:
@@ -49,6 +52,12 @@ class TooManyGroups(Cause):
             why_not="" if once else "no group was made between the calls that can be done again",
             lines=(where,),
         )
+
+
+def _goes_on(process: Process, making: Collection[Place]) -> bool:
+    """Whether groups are made in the later half of the calls, too: those of a start cost no step anything."""
+    calls = process.calls
+    return any(call.place in making for call in calls if 2 * call.began > calls[0].began + calls[-1].ended)
 
 
 def _made_once(script: Script) -> Script | None:

@@ -61,6 +61,7 @@ class WaitingForRank(Cause):
             fix,
             ranks=(late,),
             guess=waits,
+            shortens_gaps=True,
             changed=_in_time(script, late),
             tried=f"rank {late} as quick between its calls as the others",
             lines=(after,),

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from autoddp.diagnose.collectives.cause import Cause, Job, Suspicion
 from autoddp.diagnose.collectives.recording import Process
+from autoddp.units import figure
 
 _CLEARLY = 1.5  # times as fast
 _VARIABLES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
@@ -30,8 +31,8 @@ class WrongInterface(Cause):
         lost = max(_travelling(one, own, rate) for one in job.recording.of_rank.values()) * (1 - rate / job.rates[best])
         yield Suspicion(
             self.name,
-            f"the calls go over {name}, which carries {rate:.2g} Gbit/s to the next host; {best} carries "
-            f"{job.rates[best]:.2g}",
+            f"the calls go over {name}, which carries {figure(rate, 2)} Gbit/s to the next host; {best} carries "
+            f"{figure(job.rates[best], 2)}",
             f"{variable}={best} on every host, where the command or the script sets {variable}={name} now; left unset, "
             "autoddp sets it",
             ranks=tuple(sorted(own)),
