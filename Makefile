@@ -28,7 +28,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
-HAS = $(BIN)/python -c 'import sys, importlib.util as u; sys.exit(u.find_spec("$(1)") is None)'
+# Judged as pip judges: the folder of a package is there too after an installation that was cut off.
+HAS = $(BIN)/python -c 'import sys, importlib.metadata as m; sys.exit(not any(m.distributions(name="$(1)")))'
 
 .PHONY: demo test types pytest test-whole costs equality fuzz traces compat clusters faults endurance mutations clean
 .DEFAULT_GOAL := test
@@ -54,10 +55,12 @@ pytest: .venv/.ready
 test-whole: .venv/.ready
 	$(BIN)/python -m pytest $(PYTEST_ARGS) --whole
 
+# A .venv without pip was cut off, or made on a Debian that lacks python3-venv: it is made whole.
+OLD = import sys; sys.exit(sys.version_info < (3, 10) and "setup: $(PYTHON) is older than 3.10: make PYTHON=python3.12 demo")
 # torch comes first: with no torch present, pip would take the newest one for autoddp's "torch>=2.6". torchvision comes
 # last and without its dependencies, because it would replace that torch.
 .venv/.ready: pyproject.toml
-	@test -x $(BIN)/python || { echo "setup: making .venv"; $(PYTHON) -m venv $(VENV_FLAGS) .venv; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { echo "setup: making .venv"; $(PYTHON) -c '$(OLD)' && $(PYTHON) -m venv $(VENV_FLAGS) .venv; }
 	@$(call HAS,torch) || { echo "setup: installing $(TORCH)"; $(PIP) '$(TORCH)'; }
 	@echo "setup: installing autoddp and the tools for its tests"
 	@$(PIP) -e '.[test]'

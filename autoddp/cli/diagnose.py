@@ -13,20 +13,20 @@ from autoddp.codec import finite
 from autoddp.commandline.mode import Mode, choose_to_diagnose
 from autoddp.commandline.options import Options, help_text, parse_with_switch
 from autoddp.commandline.place import require_master
-from autoddp.commandline.script import require_script
+from autoddp.commandline.script import require_current_folder, require_script
 from autoddp.commandline.secret_words import without_secrets
 from autoddp.diagnose import NOTHING
 from autoddp.errors import NotTuned, UsageError
 from autoddp.hosts.agreement import agree
 from autoddp.hosts.together import Hosts
-from autoddp.log import printable, show, show_exactly, show_json, tell, tell_wrapped
+from autoddp.log import WIDTH, printable, show, show_exactly, show_json, tell, tell_wrapped
 from autoddp.network.own_network import Network
 from autoddp.processes.signals import signals_end_tuning
 from autoddp.processes.silence import awaiting
 from autoddp.report import communication_text
 from autoddp.report.diagnosis_text import for_stdout
 from autoddp.tables import text_of, width_of_stdout
-from autoddp.torchrun.options import ending_signals, load_torchrun, require_rendezvous
+from autoddp.torchrun.options import ending_signals, load_torchrun, require_job_options, require_rendezvous
 from autoddp.torchrun.surroundings import environment_with
 
 _HELP = """\
@@ -50,6 +50,7 @@ def run(arguments: list[str]) -> int:
     if arguments[:1] in (["-h"], ["--help"]):
         show_exactly(f"{_HELP}\n{help_text(whole=True, of_diagnose=True).partition(chr(10) * 2)[2]}")
         return 0
+    require_current_folder()
     load_torchrun()
     examine(*parse_with_switch(arguments, "--json"))
     return 0
@@ -68,6 +69,8 @@ def examine(options: Options, as_json: bool) -> None:
     for line in options.says:
         tell_wrapped(line)
     mode = choose_to_diagnose(options)
+    require_job_options(options.torchrun)
+    options = replace(options, trials=None, recipe=None)  # those of variables are for tuning and launching
     for line in filter(None, (mode.ranks, mode.says)):
         tell(line)
     if options.dry_run:
@@ -80,7 +83,7 @@ def examine(options: Options, as_json: bool) -> None:
         if as_json:
             show_json(finite(communication.document()))
         else:
-            show(text_of(communication_text.for_stdout(communication), width_of_stdout()))
+            show(text_of(communication_text.for_stdout(communication), _columns()))
     elif tuned.diagnosis is None:
         why = tuned.why or "the leading node gave up"
         if as_json:  # a program that reads the answer finds the reason in it
@@ -93,7 +96,12 @@ def examine(options: Options, as_json: bool) -> None:
         show_json(finite(tuned.diagnosis.plain() | {"communication": {"rows": [row.plain() for row in rows]}}))
     else:
         own = [communication_text.rows(rows)] if rows else []
-        show(text_of([*for_stdout(tuned.diagnosis), *own], width_of_stdout()))
+        show(text_of([*for_stdout(tuned.diagnosis), *own], _columns()))
+
+
+def _columns() -> int:
+    """Columns for the tables: in fewer rich cuts their numbers, and a terminal breaks longer lines by itself."""
+    return max(WIDTH, width_of_stdout())
 
 
 def _examined(options: Options, mode: Mode) -> tuple[Tuning, Tuned, Path]:

@@ -1,4 +1,4 @@
-"""The entry point: a command if the first word is one and no such file exists, else a training job.
+"""The entry point: a command if the first word is one and no such script exists, else a training job.
 
 A training job: understand the command line, find a recipe or make one, launch the job with it.
 """
@@ -21,7 +21,7 @@ from autoddp.commandline.mode import Mode, choose, for_hosts
 from autoddp.commandline.options import Options, help_text, parse
 from autoddp.commandline.place import require_master
 from autoddp.commandline.project import from_project
-from autoddp.commandline.script import COMMANDS, require_script
+from autoddp.commandline.script import is_command, require_current_folder, require_script
 from autoddp.commandline.secret_words import without_secrets
 from autoddp.errors import AutoddpError
 from autoddp.hosts.late_hosts import Running
@@ -31,7 +31,7 @@ from autoddp.network.own_network import Network
 from autoddp.processes.signals import signals_end_tuning
 from autoddp.processes.silence import awaiting
 from autoddp.torchrun.jobs import run_real_job
-from autoddp.torchrun.options import ending_signals, load_torchrun, require_rendezvous
+from autoddp.torchrun.options import ending_signals, load_torchrun, require_job_options, require_rendezvous
 from autoddp.torchrun.surroundings import environment_with
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def main() -> None:
     if "AUTODDP_WRAP" in os.environ:  # autoddp within the command of `autoddp wrap`
         import_module("autoddp.cli.wrap").leave()
     with errors_end_the_process():
-        if words and words[0] in COMMANDS and not os.path.exists(words[0]):
+        if words and is_command(words[0]):
             sys.exit(import_module(f"autoddp.cli.{words[0]}").run(words[1:]))
         if words and words[0] == "--version":
             from autoddp.version import __version__
@@ -71,6 +71,7 @@ def main() -> None:
 def run(command_line: Callable[[], Options]) -> None:
     """A training job. Returns when it has ended well; ends the process for a user's error."""
     with errors_end_the_process():
+        require_current_folder()
         with _no_garbage_collection():
             load_torchrun()
         job = prepare(with_project(command_line()))
@@ -116,6 +117,7 @@ def prepare(options: Options) -> Job | None:
     for line in options.says:
         tell_wrapped(line)
     mode = choose(options)  # where this is an error, nothing has been said of the mode
+    require_job_options(options.torchrun)
     if not mode.as_torchrun:
         require_rendezvous(options.torchrun)
         require_master(options.torchrun)

@@ -12,7 +12,7 @@ from autoddp.log import printable, show, show_json
 from autoddp.own_code import FORMS, lines_for
 from autoddp.recipe import Evidence, Fits, LadderEntry, Recipe, compare, load
 from autoddp.timing import Speedup
-from autoddp.units import data_size, gradient_error, milliseconds, percent
+from autoddp.units import data_size, figure, gradient_error, milliseconds, percent
 
 
 def run(arguments: list[str]) -> int:
@@ -104,7 +104,7 @@ def _diff(files: Sequence[str], one: Recipe, other: Recipe, as_json: bool) -> in
 
 
 def _cell(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return figure(value) if isinstance(value, float) else str(value)
 
 
 def _check(file: str, recipe: Recipe) -> str:
@@ -150,7 +150,14 @@ def _evidence(recipe: Recipe) -> str:
 
 def _measured(ms_per_step: float | None, value: float | None) -> str:
     """Milliseconds of a step, or the number that the script prints."""
-    return f"{milliseconds(ms_per_step / 1e3)} ms per step" if ms_per_step is not None else f"{value:.4g} as printed"
+    if ms_per_step is None:
+        return f"{_printed(value)} as printed"
+    return f"{milliseconds(ms_per_step / 1e3)} ms per step"
+
+
+def _printed(value: float | None) -> str:
+    assert value is not None  # a sound recipe has one where it has no milliseconds
+    return figure(value)
 
 
 def _interval(found: Evidence) -> str:
@@ -165,7 +172,7 @@ def _ladder(ladder: Sequence[LadderEntry]) -> str:
         (
             entry.rung.value,
             entry.configuration.changes,
-            milliseconds(entry.ms_per_step / 1e3) if entry.ms_per_step is not None else f"{entry.value:.4g}",
+            milliseconds(entry.ms_per_step / 1e3) if entry.ms_per_step is not None else _printed(entry.value),
             str(Speedup(entry.speedup, entry.speedup_low, entry.speedup_high)),
             _error(entry),
             str(entry.configuration),

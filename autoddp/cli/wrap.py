@@ -65,11 +65,22 @@ def run(arguments: list[str]) -> int:
         return 0
     program = shutil.which(command[0])
     if program is None:
-        raise UsageError(f"wrap {command[0]}: no such command; check its name, and PATH")
+        raise UsageError(f"wrap {command[0]}: {_why_not(command[0])}")
     try:
         os.execve(program, command, {**os.environ, **variables})
     except OSError as error:
         raise UsageError(f"wrap {command[0]}: cannot be started ({error.strerror})") from None
+
+
+def _why_not(name: str) -> str:
+    """Why there is no command of that name, and what to do."""
+    if not os.path.isfile(name):
+        return "no such command; check its name, and PATH"
+    if name.endswith(".py"):
+        return "a script, and wrap takes a command that starts torchrun itself: leave out the word wrap"
+    if os.path.dirname(name):
+        return f"may not be executed: chmod +x {name}"
+    return f"not along PATH, where commands are looked for: write ./{name}"
 
 
 def _divided(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -15,5 +15,6 @@ hyperpod_eks  SageMaker HyperPod on EKS
 jobset        an indexed job of Kubernetes, as JobSet makes it
 job_files     the files that submit a job
 slurm         Slurm, also under AWS ParallelCluster and SageMaker HyperPod
+mpi           mpirun, where it starts several processes on one node
 single_ranks  Composer and Ray Train, which start each rank themselves
 """

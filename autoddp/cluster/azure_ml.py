@@ -20,6 +20,18 @@ class AzureML(Platform):
         return self._seen("AZUREML_NODE_COUNT", "NODE_RANK")
 
     @property
+    def hindrance(self) -> str:
+        nodes, local = self._nodes("AZUREML_NODE_COUNT"), self._text("LOCAL_RANK")
+        world = self._number("WORLD_SIZE", "--nnodes") if local else None
+        assert nodes is not None, "not detected"
+        if world is None or int(world.value) <= int(nodes.value):
+            return ""
+        return (
+            f"WORLD_SIZE={world.value}, AZUREML_NODE_COUNT={nodes.value}: it has made the ranks already, each would "
+            "become a launcher: set process_count_per_instance to 1, or give --nnodes 1 if each is a job of its own"
+        )
+
+    @property
     def nodes(self) -> Told | None:
         return self._nodes("AZUREML_NODE_COUNT")
 

@@ -10,6 +10,7 @@ from autoddp.cluster.hyperpod_eks import HyperPodEks
 from autoddp.cluster.jobset import JobSet
 from autoddp.cluster.kubeflow import Kubeflow, OlderPyTorchJob
 from autoddp.cluster.model_arts import ModelArts
+from autoddp.cluster.mpi import MpiRanks
 from autoddp.cluster.pai_dlc import PaiDlc
 from autoddp.cluster.sagemaker import SageMaker
 from autoddp.cluster.single_ranks import SingleRanks
@@ -20,6 +21,7 @@ from autoddp.cluster.volcano import Volcano
 from autoddp.errors import UsageError
 
 PLATFORMS: Sequence[type[Platform]] = (
+    MpiRanks,
     Kubeflow,
     TorchX,
     SkyPilot,

@@ -6,8 +6,9 @@ JSON is YAML too, so words and names stand in the manifests as JSON has them, an
 from __future__ import annotations
 
 import json
+import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 WHOLE_NODES = "#SBATCH --exclusive  # all CPUs of the nodes: without it the one task of a node may get a single CPU"
@@ -56,7 +57,7 @@ def train_job(job: JobRequest) -> str:
     trainer = {
         "image": job.image,
         "numNodes": job.nodes,
-        "command": list(job.command),
+        "command": _literal(job.command),
         **_gpus(job, "resourcesPerNode"),
     }
     return _yaml(
@@ -71,7 +72,7 @@ def train_job(job: JobRequest) -> str:
 
 def pytorch_job(job: JobRequest) -> str:
     """A manifest of a PyTorchJob, of Kubeflow's Training Operator v1: one master, and workers for the other nodes."""
-    container = {"name": "pytorch", "image": job.image, "command": list(job.command), **_gpus(job, "resources")}
+    container = {"name": "pytorch", "image": job.image, "command": _literal(job.command), **_gpus(job, "resources")}
 
     def replicas(count: int) -> dict[str, object]:
         return {
@@ -104,6 +105,15 @@ FILES: Mapping[str, Callable[[JobRequest], str]] = {
 
 def _gpus(job: JobRequest, field: str) -> dict[str, object]:
     return {} if job.gpus is None else {field: {"limits": {"nvidia.com/gpu": job.gpus}}}
+
+
+def _literal(words: Sequence[str]) -> list[str]:
+    """The words as a container gets them: in its command Kubernetes takes `$(NAME)` for a variable, and `$$` for `$`.
+
+    >>> _literal(["$(RANK)", "a$$b", "$HOME"])
+    ['$$(RANK)', 'a$$$b', '$HOME']
+    """
+    return [re.sub(r"\$(?=[$(])", "$$", word) for word in words]
 
 
 def _yaml(value: Mapping[str, object], indent: str = "") -> str:

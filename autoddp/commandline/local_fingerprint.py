@@ -21,9 +21,12 @@ def known_here(fits: Fits) -> dict[str, object]:
     from autoddp.topology import fingerprint  # only where a recipe depends on the machine
 
     found = fingerprint()
-    # A workstation may have GPUs of several models: one of the recipe's is enough.
-    shared = tuple(set(found.devices) & set(fits.devices))
-    known: dict[str, object] = {"devices": shared or found.devices or ("cpu",)} if on_gpus else {}
+    # A workstation may have GPUs of several models: one of the recipe's is enough. A rank that has a part of a GPU
+    # calls it by the names of both (MIG), and the driver tells only that of the GPU.
+    shared = tuple(name for name in fits.devices if name.partition(" MIG ")[0] in found.devices)
+    # Of AMD's GPUs, and under WSL, nothing here tells the names.
+    here = shared or found.devices or (None if visible_gpus() else ("cpu",))
+    known: dict[str, object] = {"devices": here} if on_gpus else {}
     known["links"] = (found.links,) if found.links else None
     known["networks"] = (found.network,) if found.network else None
     if fits.nccl:

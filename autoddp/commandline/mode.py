@@ -25,6 +25,7 @@ from autoddp.commandline.saved_recipes import (
 from autoddp.commandline.saved_rungs import of_ladder
 from autoddp.errors import NotTuned, RecipeError, UnfitRecipe, UsageError
 from autoddp.knobs import AS_WRITTEN, KNOBS, Configuration, Rung
+from autoddp.knobs.computing import THREADS
 from autoddp.knobs.micro_batches import larger_batch
 from autoddp.recipe import Recipe, differences, load, require_fit
 from autoddp.torchrun.options import node_range, processes_per_node, torchrun_parser
@@ -32,6 +33,10 @@ from autoddp.torchrun.surroundings import FRESH_STORE
 
 _OF_A_JOB = ("log_dir", "redirects", "tee", "local_ranks_filter", "max_restarts")
 """Fields of torchrun's options that have no effect on what `torchrun.jobs.run_tuning_job` starts."""
+_OF_A_RECIPE = ("near_limit", "lossy_limit")
+"""Options beside --watch and --tune-only that must be the same on all hosts which launch with a recipe."""
+_OF_A_STUDY = (*_OF_A_RECIPE, "diagnose_budget", "cuda_graphs", "recompile", "local_buffers", "objective")
+"""Options that must be the same on all hosts which tune."""
 
 
 @dataclass(frozen=True)
@@ -118,15 +123,30 @@ class Mode:
         return f"tune {study.trials} {study.allowed} {more} {watched} {aim}"
 
     def reads(self, options: Options) -> str:
-        """What is about to be done, in a few words for people."""
+        """What is about to be done, in a few words for people: two plans whose digests differ read differently."""
         if options.diagnose_only:
-            return "diagnosing"
+            return f"diagnosing{_given(options, ('diagnose_budget',))}"
         if self.recipe is None and not self.tune:
             return "no recipe that fits there, launching as written"
         found = f"no recipe, tuning with {options.study.trials} trials, up to rung {options.study.allowed}"
+        if self.recipe is not None:
+            set_to = "".join(f", {name}={value}" for name, value in sorted(self.variables.items()))
+            found = f"a recipe with {self.configuration}{set_to}"
+        names = _OF_A_RECIPE if self.recipe is not None else _OF_A_STUDY
+        if self.recipe is not None and self.waits_for_hosts(options):
+            found += f", made for {self.recipe.fits.world_size} ranks on {self.recipe.fits.nodes} nodes"
+            names = (*names, "force")
         watched = "" if options.watch is None else f", --watch {options.watch or 'off'}"
-        only = ", --tune-only" if options.tune_only else ""
-        return f"{found if self.recipe is None else f'a recipe with {self.configuration}'}{watched}{only}"
+        more = _given(options, names)
+        return f"{found}{watched}{more}{', --tune-only' if options.tune_only else ''}"
+
+
+def _given(options: Options, names: Sequence[str]) -> str:
+    """The options among these that have another value than the usual one, as they are spelled."""
+    values = {name: getattr(options, name) for name in names}
+    words = {name: "" if value is True else f" {getattr(value, 'text', value)}" for name, value in values.items()}
+    unusual = [name for name, value in values.items() if value != getattr(Options, name)]
+    return "".join(f", --{name.replace('_', '-')}{words[name]}" for name in unusual)
 
 
 def choose(options: Options) -> Mode:
@@ -136,12 +156,25 @@ def choose(options: Options) -> Mode:
     """
     ranks = "" if options.ranks_given else _settle_ranks(options)
     mode = replace(_chosen_mode(options), ranks=ranks)
+    if mode.recipe is not None:
+        return replace(mode, says=_says_of_launch(mode, options))
     if not mode.tune or not _is_read_once(options.torchrun):
         return mode
     why = f"{options.script} is no regular file, so it can be read only once"
     if options.tune_only:
         raise NotTuned(f"{why}: nothing was tuned; copy it into a file")
     return replace(mode, tune=False, says=f"{why}: launching as torchrun would, without tuning")
+
+
+def _says_of_launch(mode: Mode, options: Options) -> str:
+    """The line of a launch with a saved recipe, also about what was asked for and only tuning would do."""
+    again = "--trials 20 tunes again"
+    if options.tune_only:
+        return f"recipe {mode.path} is there: nothing is tuned, and under --tune-only no job is started; {again}"
+    left_out = options.only_of_tuning
+    if not left_out:
+        return mode.says
+    return f"{mode.says}; {', '.join(left_out)} {'are' if left_out[1:] else 'is'} for tuning, and left out: {again}"
 
 
 def for_hosts(mode: Mode, options: Options, nodes: int, ranks: int) -> Mode:
@@ -174,9 +207,11 @@ def _tunes_again(mode: Mode, options: Options, unlike: str) -> str:
 
 def choose_to_diagnose(options: Options) -> Mode:
     """The mode of `autoddp diagnose`. AutoddpError for what makes no sense. Sets the number of ranks, as `choose`."""
-    for given, name in ((options.trials, "--trials"), (options.recipe, "--recipe")):
-        if given is not None:
-            raise UsageError(f"diagnose: {name} is for tuning and launching: leave it out")
+    for name in ("trials", "recipe"):
+        if name in options.given:
+            raise UsageError(f"diagnose: --{name} is for tuning and launching: leave it out")
+    if options.trials == 0:  # by a variable; it has also kept this node's place from being looked for
+        raise UsageError(f"diagnose: {options.variables['trials']}=0 makes autoddp torchrun: unset it")
     if options.diagnose_budget == 0:
         raise UsageError("diagnose: --diagnose-budget 0: nothing would be done; allow some time, e.g. 60s")
     ranks = "" if options.ranks_given else set_ranks(options.torchrun)
@@ -273,7 +308,8 @@ def _size(options: Options) -> tuple[int, int, int]:
         raise UsageError(f"--nnodes {torchrun.nnodes}: must be 1 or more, or a range such as 1:4")
     if world < 1:
         raise UsageError(f"--nproc-per-node {torchrun.nproc_per_node}: must be 1 or more, e.g. --nproc-per-node 2")
-    if torchrun.rdzv_backend == "static" and not 0 <= torchrun.node_rank < most:
+    is_static = torchrun.rdzv_backend == "static" and not torchrun.standalone  # no other one reads the rank
+    if is_static and not 0 <= torchrun.node_rank < most:
         raise UsageError(f"--node-rank {torchrun.node_rank}: must be from 0 to {most - 1} with --nnodes {most}")
     return fewest, most, world
 
@@ -325,7 +361,26 @@ class _Saved:
     @cached_property
     def unlike(self) -> list[str]:
         """How the job, apart from its script, or the machine differs."""
-        return differences(self.recipe.fits, **self.known) + self.absent
+        return differences(self.recipe.fits, **self.known) + self.absent + self.crowded
+
+    @property
+    def of_another_objective(self) -> list[str]:
+        """What it was tuned for, where --objective asks for something else."""
+        asked, made_for = self.options.objective, self.recipe.evidence.objective
+        return [f"tuned for {made_for or 'the steps of a DDP job'}"] if asked and asked.text != made_for else []
+
+    @property
+    def crowded(self) -> list[str]:
+        """More threads of a rank than a study would try on this host, as after `--cpus-per-task` has changed.
+
+        Who names the recipe means it, and several hosts must all do the same.
+        """
+        count = "" if self.several_nodes else self.launching.variables.get(THREADS.variable, "")
+        cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        ranks = processes_per_node(self.options.torchrun)
+        if not count.isdecimal() or THREADS.variable in os.environ or int(count) <= max(1, cpus // ranks):
+            return []
+        return [f"env.{THREADS.variable} = {count!r}: {ranks} ranks on {cpus} CPUs here"]
 
 
 def _with_given_recipe(saved: _Saved, force: bool) -> Mode:
@@ -348,7 +403,7 @@ def _the_one_that_fits(recipes: Sequence[_Saved], folder: Path) -> Mode:
     fitting, others = [], []
     for saved in recipes:
         try:
-            unlike = saved.unlike
+            unlike = saved.of_another_objective + saved.unlike
         except RecipeError as problem:
             unlike = [str(problem)]
         if unlike:

@@ -49,6 +49,8 @@ _OF_A_DIAGNOSIS = frozenset(
 """Fields of the options that `autoddp diagnose` takes too. All others are for tuning and launching."""
 _OTHER_MEANING = {"budget", "diagnose_budget"}
 """Options in `_OF_A_DIAGNOSIS` that have another default there: its own help says which."""
+_OF_TUNING = frozenset("all_trials cuda_graphs fresh job_steps local_buffers recompile trace".split())
+"""Fields that only say what tuning tries or writes: a launch with a saved recipe cannot follow them."""
 _NEAR, _LOSSY = LIMITS[Rung.NEAR], LIMITS[Rung.LOSSY]
 
 _USES = """\
@@ -249,6 +251,11 @@ class Options:
         return [_spelled(name) for name in sorted(self.given - _OF_A_DIAGNOSIS)]
 
     @property
+    def only_of_tuning(self) -> list[str]:
+        """Options that were given and have no meaning for a launch with a saved recipe."""
+        return [_spelled(name) for name in sorted(self.given & _OF_TUNING)]
+
+    @property
     def activity(self) -> str:
         """What the script is started for before any job, as messages call it."""
         return "the diagnosis" if self.diagnose_only else "tuning"
@@ -334,8 +341,11 @@ def _rule(option: str) -> str:
 
 def _converted(option: str, text: str) -> Any:
     """The value of an option; UsageError with its rule for a word that breaks it."""
+    kind = _DECLARED[option]["type"]
+    if kind is _PATH and not text:  # Path("") is the current folder, which nobody has named
+        raise UsageError(f"{option}: its value is empty: give {_rule(option)}, or leave it out")
     try:
-        return _DECLARED[option]["type"].convert(text)
+        return kind.convert(text)
     except ValueError:
         raise UsageError(f"{option} {text!r}: must be {_rule(option)}") from None
 

@@ -71,11 +71,16 @@ def recipe_may_be_anothers(options: Options) -> bool:
     if options.recipe is None or options.trials is not None:
         return False
     others = []
-    for path in options.recipe.glob("*.toml") if os.path.isdir(options.recipe) else [options.recipe]:
+    for path in _named(options.recipe):
         with contextlib.suppress(RecipeError):  # said when it is used
             fits = load(path).fits
             others.append(not fits.script or bool(differences(fits, script=script_names(options))))
     return bool(others) and all(others)
+
+
+def _named(recipe: Path) -> list[Path]:
+    """The recipes that --recipe names: a file, or those of a folder."""
+    return sorted(recipe.glob("*.toml")) if os.path.isdir(recipe) else [recipe]
 
 
 def tuned_for_objective(options: Options) -> bool:
@@ -87,7 +92,7 @@ def tuned_for_objective(options: Options) -> bool:
     if options.trials is not None:
         return False
     found = []
-    for path in found_recipes(options) if options.recipe is None else [options.recipe]:
+    for path in found_recipes(options) if options.recipe is None else _named(options.recipe):
         with contextlib.suppress(RecipeError):  # said when it is used
             found.append(load(path))
     of_script = [one for one in found if not differences(one.fits, script=script_names(options))]

@@ -11,6 +11,7 @@ import re
 import shutil
 import sysconfig
 import tokenize
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,16 @@ from autoddp.errors import UsageError, did_you_mean
 
 COMMANDS = ("bench", "completion", "diagnose", "job", "predict", "probe", "recipe", "report", "wrap")
 """Commands of autoddp: what may stand in a script's place."""
+
+
+def is_command(word: str) -> bool:
+    """Whether it names a command of autoddp, and nothing here that Python can run: that would be a script."""
+    return word in COMMANDS and (not os.path.exists(word) or _is_mere_folder(word))
+
+
+def _is_mere_folder(path: str) -> bool:
+    """Whether it is a folder in which Python finds nothing to run."""
+    return os.path.isdir(path) and not any(Path(path, f"__main__.{kind}").is_file() for kind in ("py", "pyc"))
 
 
 def script_path(torchrun: argparse.Namespace) -> Path | None:
@@ -30,6 +41,14 @@ def script_path(torchrun: argparse.Namespace) -> Path | None:
     if last.name == "__init__.py" and last.parent.name == torchrun.training_script.rpartition(".")[2]:
         return last.with_name("__main__.py")
     return last if last.stem == torchrun.training_script.rpartition(".")[2] else None
+
+
+def require_current_folder() -> None:
+    """UsageError where the current folder was removed: torch cannot be imported there, and paths are made of it."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise UsageError(f"the current folder is not there any more ({error.strerror}): cd to it again") from None
 
 
 def require_script(torchrun: argparse.Namespace) -> None:
@@ -48,7 +67,7 @@ def require_script(torchrun: argparse.Namespace) -> None:
         raise UsageError(
             f"script not found: {script}{meant} (looked in {Path.cwd()}); check the path, or -m for a module"
         )
-    if os.path.isdir(script) and not any(Path(script, f"__main__.{kind}").is_file() for kind in ("py", "pyc")):
+    if _is_mere_folder(script):
         raise UsageError(f"{script} is a folder without a __main__.py: name the script in it")
     if not os.access(script, os.R_OK):
         raise UsageError(f"{script} cannot be read by this user: see its mode and its owner (ls -l)")
@@ -117,7 +136,7 @@ class ScriptSource:
         return next((option for option in ("--local-rank", "--local_rank") if option in self._strings), "")
 
     def _read(self, script: Path, torchrun: argparse.Namespace) -> None:
-        roots = _roots(Path.cwd() if torchrun.module else script.parent)
+        roots = _roots(Path.cwd() if torchrun.module else _folder_of(script, torchrun))
         own_package = torchrun.training_script.partition(".")[0] if torchrun.module else ""
         packages = _files_of_module(torchrun.training_script, roots) if torchrun.module else ()
         pending, seen = [*packages, script], set()
@@ -131,7 +150,9 @@ class ScriptSource:
                 self.files.append(path)
                 self.readable = self.readable or path == script
                 try:
-                    nodes = list(ast.walk(ast.parse(text)))
+                    with warnings.catch_warnings():  # Python itself warns of a doubtful "\d" where it runs the file
+                        warnings.simplefilter("ignore")
+                        nodes = list(ast.walk(ast.parse(text)))
                 except (SyntaxError, ValueError, RecursionError):  # another version's syntax
                     self._strings.add(text)
                     self._names.update(re.findall(r"\w+", text))
@@ -139,6 +160,11 @@ class ScriptSource:
                 self._names.update(_names(nodes))
                 self._strings.update(_strings(nodes))
                 pending += _imported(nodes, path, roots, own_package)
+
+
+def _folder_of(script: Path, torchrun: argparse.Namespace) -> Path:
+    """The folder in which Python looks first for what a script imports: it follows a link to the script itself."""
+    return script.parent if os.path.isdir(torchrun.training_script) else Path(os.path.realpath(script)).parent
 
 
 def _roots(first: Path) -> list[str]:

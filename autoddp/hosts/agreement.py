@@ -87,7 +87,7 @@ def compared(hosts: Sequence[HostFacts]) -> tuple[list[str], list[str]]:
         are_uneven = len({host.processes for host in hosts}) > 1
         tune = "; for hosts with different numbers of ranks, --trials 20 on all makes one" if are_uneven else ""
         errors.append(
-            f"hosts differ: {told}; every host needs the same recipe, and the same .unfit note beside it or none: "
+            f"hosts differ: {told}; every host needs the same options and recipe, and the same .unfit note or none: "
             f"copy both to all, or name the recipe by --recipe{tune}"
         )
     ranks = [host.node_rank for host in hosts if host.node_rank is not None]

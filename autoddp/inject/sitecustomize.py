@@ -85,12 +85,19 @@ def replace_torchrun(options: str) -> None:
 
 
 def _put_back_pythonpath() -> None:
-    """The script and what it starts see the environment that torchrun would give them."""
+    """The script and what it starts see the environment that torchrun would give them.
+
+    What a program between torchrun and this process has added stays: a shell script under --no-python may do so.
+    """
     theirs = os.environ.pop("AUTODDP_USERS_PYTHONPATH", None)
-    if theirs is None:
-        os.environ.pop("PYTHONPATH", None)
-    else:
+    here, present = os.path.dirname(os.path.abspath(__file__)), os.environ.get("PYTHONPATH")
+    rest = [] if present is None else [entry for entry in present.split(os.pathsep) if entry != here]
+    if rest:
+        os.environ["PYTHONPATH"] = os.pathsep.join(rest)
+    elif theirs is not None:
         os.environ["PYTHONPATH"] = theirs
+    else:
+        os.environ.pop("PYTHONPATH", None)
 
 
 def _give_way() -> None:
@@ -162,7 +169,7 @@ def _end_with_gloo_at_rest() -> None:
 def _name_the_error_at_exit() -> None:
     """Leave this rank's exception for elastic's summary, at its exit. Processes that the rank forks leave nothing."""
     place, pid = os.environ.get("TORCHELASTIC_ERROR_FILE"), os.getpid()
-    if place is None:
+    if not place:  # "" under --log-dir /dev/null: elastic wants no such file
         return
 
     def at_exit() -> None:

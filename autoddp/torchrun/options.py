@@ -7,6 +7,7 @@ import contextlib
 import copy
 import errno
 import importlib.util
+import os
 import re
 import signal
 import socket
@@ -43,10 +44,17 @@ def load_torchrun() -> None:
 
 
 def torchrun_parser() -> argparse.ArgumentParser:
-    """The installed torch's own parser, fresh."""
+    """The installed torch's own parser, fresh. UsageError for a variable that it cannot read."""
     from torch.distributed.run import get_args_parser
 
-    parser: argparse.ArgumentParser = get_args_parser()
+    try:
+        parser: argparse.ArgumentParser = get_args_parser()
+    except ValueError as error:  # it takes variables in place of switches for whole numbers, and says only which value
+        theirs = ((name, value) for name, value in os.environ.items() if name.startswith("PET_"))
+        bad = [f"{name}={value}" for name, value in theirs if str(error).endswith(f": {value!r}")]
+        if not bad:
+            raise
+        raise UsageError(f"{bad[0]}: must be 1 or 0") from None
     parser.prog = "autoddp"
     return parser
 
@@ -82,6 +90,37 @@ def ending_signals(torchrun: argparse.Namespace) -> frozenset[int]:
     return frozenset(ENDING) | frozenset(number for number in added if number in settable)
 
 
+def require_job_options(torchrun: argparse.Namespace) -> None:
+    """UsageError for a value that torch judges only when the job starts, which may be after minutes of tuning.
+
+    These are the options that tuning does without, see `jobs.run_tuning_job`.
+    """
+    from torch.distributed.elastic.multiprocessing import Std
+
+    for option, value in (("--redirects", torchrun.redirects), ("--tee", torchrun.tee)):
+        try:
+            Std.from_str(value)
+        except ValueError:
+            rule = "must be 0 (nothing), 1 (stdout), 2 (stderr) or 3 (both), or such a number for local ranks"
+            raise UsageError(f"{option} {value}: {rule}, e.g. {option} 0:3,1:1") from None
+    ranks = torchrun.local_ranks_filter
+    if ranks and not all(re.fullmatch(r"\s*[0-9]+\s*", rank) for rank in ranks.split(",")):
+        raise UsageError(f"--local-ranks-filter {ranks}: must be numbers of local ranks, e.g. --local-ranks-filter 0,1")
+    if torchrun.max_restarts < 0:
+        raise UsageError(f"--max-restarts {torchrun.max_restarts}: must be a whole number of 0 or more")
+    if torchrun.log_dir and torchrun.log_dir != os.devnull and torchrun.logs_specs is None:
+        _require_folder(torchrun.log_dir)
+
+
+def _require_folder(log_dir: str) -> None:
+    """UsageError where the folder for logs takes none, or cannot be made. Makes nothing."""
+    there = log_dir
+    while there and not os.path.lexists(there):
+        there = os.path.dirname(there)
+    if not os.path.isdir(there or os.curdir) or not os.access(there or os.curdir, os.W_OK | os.X_OK):
+        raise UsageError(f"--log-dir {log_dir}: {there or os.curdir} is no folder that takes files; name another one")
+
+
 def require_rendezvous(torchrun: argparse.Namespace) -> None:
     """UsageError for a rendezvous that can come to nothing, whatever other hosts do. Connects to nothing.
 
@@ -97,15 +136,15 @@ def require_rendezvous(torchrun: argparse.Namespace) -> None:
     from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
     from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
-    backend, (fewest, most) = torchrun.rdzv_backend, node_range(torchrun)
-    if torchrun.standalone:
-        if fewest > 1:
-            raise UsageError(f"--standalone is for a job on one host, and --nnodes {torchrun.nnodes} needs {fewest}")
-        return
-    where = torchrun.rdzv_endpoint
+    fewest, most = node_range(torchrun)
+    if torchrun.standalone and fewest > 1:
+        raise UsageError(f"--standalone is for a job on one host, and --nnodes {torchrun.nnodes} needs {fewest}")
+    by_address = torchrun.rdzv_backend == "static" and not torchrun.rdzv_endpoint
+    if torchrun.standalone or (by_address and most == 1 and torchrun.master_port is None):
+        torchrun = copy.copy(torchrun)  # torchrun takes this one, and reads --rdzv-conf for it all the same
+        torchrun.rdzv_backend, torchrun.rdzv_endpoint, torchrun.rdzv_id = "c10d", "localhost:0", "autoddp"
+    backend, where = torchrun.rdzv_backend, torchrun.rdzv_endpoint
     if backend == "static" and not where:
-        if most == 1 and torchrun.master_port is None:
-            return  # torchrun takes another one
         where = f"{torchrun.master_addr}:{torchrun.master_port or DEFAULT_PORT}"
     try:
         settings: dict[str, Any] = rendezvous_settings(torchrun)

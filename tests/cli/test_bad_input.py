@@ -96,6 +96,16 @@ CASES = {
     ),
     "standalone on two hosts": ("--standalone --nnodes 2 train.py", "--standalone is for a job on one host"),
     "ambiguous word of the script": ("train.py --r=16", "if it is the script's, write -- before the script: autoddp"),
+    "redirects of another kind": ("--nproc-per-node 2 --redirects 5 train.py", "--redirects 5: must be 0 (nothing)"),
+    "tee of another kind": ("--nproc-per-node 2 -t 0:7 train.py", "--tee 0:7: must be 0 (nothing), 1 (stdout)"),
+    "filter of ranks": ("--local-ranks-filter all train.py", "--local-ranks-filter all: must be numbers of"),
+    "restarts negative": ("--max-restarts -1 train.py", "--max-restarts -1: must be a whole number of 0 or more"),
+    "log folder that is a file": ("--log-dir a_file train.py", "--log-dir a_file: a_file is no folder that takes"),
+    "log folder below a file": ("--log-dir a_file/x train.py", "--log-dir a_file/x: a_file is no folder that takes"),
+    "rendezvous setting without a value": (
+        "--nproc-per-node 2 --rdzv-conf timeout train.py",
+        "--rdzv-endpoint localhost:0 --rdzv-conf timeout: The rendezvous configuration option 'timeout' must have",
+    ),
     "another launcher's": ("--use-env train.py", "--use-env: an option of torch.distributed.launch."),
     "recipe not found": ("--recipe unfot.toml train.py", "unfot.toml: no such file; autoddp SCRIPT --trials 20 writes"),
     "recipe not TOML": ("--recipe not.toml train.py", "not.toml: not TOML: "),
@@ -215,6 +225,16 @@ def test_one_line_and_nothing_else(cases: Path, name: str) -> None:
     assert everything_below(cases / name) == {**FILES, NOWHERE: ""}
 
 
+@pytest.mark.parametrize("words", ["train.py", "/dev/null", "-m train"])
+def test_a_current_folder_that_was_removed(tmp_path: Path, words: str) -> None:
+    line = f"cd {tmp_path} && mkdir gone && cd gone && rmdir ../gone && exec {sys.executable} {ROOT}/launch.py {words}"
+    done = subprocess.run(["bash", "-c", line], env=environment(), capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "autoddp: error: the current folder is not there any more (No such file or directory): cd to it again\n"
+    )
+
+
 @pytest.mark.parametrize("words", [whole("--trails 20 train.py"), "--recipe key.toml train.py"])
 def test_all_entries_speak_alike(folder: Path, words: str) -> None:
     installed = (
@@ -236,6 +256,19 @@ def test_a_world_of_one_cannot_be_tuned(folder: Path) -> None:
     assert err == (
         "autoddp: error: nothing to tune in a world of one; start two ranks or more, e.g. --nproc-per-node 2\n"
     )
+
+
+def test_a_folder_of_a_commands_name_is_in_nobodys_way(folder: Path) -> None:
+    """Many projects have a folder called report or bench, in which Python finds nothing to run."""
+    (folder / "report").mkdir()
+    code, out, err = typed(folder, "report")
+    assert (code, out) == (2, "")
+    assert "report: no run in .autoddp has a summary.json" in err
+    (folder / "report" / "__main__.py").write_text("import sys\nprint(sys.argv[1:])\n")
+    code, out, _ = typed(folder, "--trials 0 report mine")
+    assert (code, out) == (0, "['mine']\n")
+    code, out, _ = typed(folder, "report --trials 0 mine")
+    assert (code, out) == (0, "['mine']\n")
 
 
 def test_a_file_of_a_commands_name_is_a_script(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import json
 import re
 import signal
@@ -14,7 +15,7 @@ import pytest
 from lab import Lab, unavailable
 from launchers import AUTODDP, PATIENCE, SCRIPTS, start, wait_for, whole
 
-from autoddp.cli.diagnose import _HELP, run
+from autoddp.cli.diagnose import _HELP, _columns, run
 from autoddp.commandline.mode import choose_to_diagnose
 from autoddp.commandline.options import _DECLARED, help_text, parse
 from autoddp.diagnose import CAUSES
@@ -136,6 +137,48 @@ def test_what_was_found_before_a_host_has_left_is_shown(tmp_path: Path) -> None:
     assert "the diagnosis ended early: node 1 (host1) has left: " in first.stderr
 
 
+UNEVEN_CALLS = """
+import time
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+first = dist.new_group([0, 1])  # the ranks of the first host, where calls are seen much more often
+for _ in range(100_000):
+    for _ in range(20):
+        if dist.get_rank() < 2:
+            dist.all_reduce(torch.ones(10), group=first)
+        time.sleep(0.1)
+    dist.all_reduce(torch.ones(1000))
+"""
+
+
+@pytest.mark.whole  # half a minute
+@pytest.mark.skipif(bool(unavailable()), reason=unavailable())
+def test_a_script_without_ddp_on_two_hosts(tmp_path: Path) -> None:
+    """The first host has recorded enough long before the second one, and ends its ranks. The others fail for want of
+    them: that was the second host's answer, and its exit code was 1.
+    """
+    (tmp_path / "calls.py").write_text(UNEVEN_CALLS)
+    with Lab(hosts=2) as lab:
+        words = ["--json", "--nnodes", "2", "--master-addr", lab.address(0), "--master-port", "29413"]
+        launches = []
+        for host in range(2):
+            popen = functools.partial(lab.fork, host)
+            mine = [*words, "--node-rank", str(host), "--nproc-per-node", str(2 - host), str(tmp_path / "calls.py")]
+            launches.append(start((*AUTODDP, "diagnose"), tmp_path / f"host{host}", mine, {}, popen=popen))
+        try:
+            for launch in launches:
+                launch.wait()
+        finally:
+            for launch in launches:
+                launch.kill()
+    for launch in launches:
+        assert launch.returncode == 0, launch.stderr
+        assert "nothing was diagnosed" not in launch.stderr
+        assert json.loads(launch.stdout)["communication"]["rows"]
+
+
 def interrupted(folder: Path, number: signal.Signals, *words: str) -> Any:
     """A diagnosis that gets a signal in its first experiment."""
     script = [str(SCRIPTS / "slow_loader.py"), "--epochs", "3000"]
@@ -223,6 +266,18 @@ def test_bad_words_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     assert "\n" not in str(error.value)
 
 
+def test_variables_for_tuning_are_in_nobodys_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were refused as options that nobody had typed."""
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AUTODDP_TRIALS", "20")
+    monkeypatch.setenv("AUTODDP_RECIPE", "mine.toml")
+    assert choose_to_diagnose(parse(["train.py"])).tune
+    monkeypatch.setenv("AUTODDP_TRIALS", "0")
+    with pytest.raises(UsageError, match=r"^diagnose: AUTODDP_TRIALS=0 makes autoddp torchrun: unset it$"):
+        choose_to_diagnose(parse(["train.py"]))
+
+
 def test_such_a_line_is_all_that_is_said(tmp_path: Path) -> None:
     done = diagnose(tmp_path, "--jsno", "plain.py")
     assert done.returncode == 2
@@ -272,3 +327,13 @@ def test_a_script_that_communicates_without_ddp(tmp_path: Path, spawns: bool) ->
     assert found["communication"]["step_ms"] > 0
     (summary,) = tmp_path.glob(".autoddp/2*/summary.json")
     assert json.loads(summary.read_text())["diagnosis"] == found, "the same for programs that read the run's folder"
+
+
+@pytest.mark.parametrize(("terminal", "columns"), [("40", 80), ("80", 80), ("132", 132)])
+def test_tables_have_room_for_their_numbers(monkeypatch: pytest.MonkeyPatch, terminal: str, columns: int) -> None:
+    screen = io.StringIO()
+    monkeypatch.setattr(screen, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdout", screen)
+    for name, value in {"TERM": "xterm", "COLUMNS": terminal}.items():
+        monkeypatch.setenv(name, value)
+    assert _columns() == columns

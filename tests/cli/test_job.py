@@ -112,3 +112,10 @@ def test_words_that_make_no_file(words: list[str], says: str) -> None:
         run(words)
     assert says in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("kind", ["kubeflow", "pytorchjob"])
+def test_kubernetes_puts_no_variables_into_the_words(capsys: pytest.CaptureFixture[str], kind: str) -> None:
+    """In a container's command it takes $(RANK) for a variable and $$ for $; $$(RANK) and $$$ are these words."""
+    text = printed(capsys, kind, "--image", "me/train:1", "train.py", "$(RANK)", "a$$b", "$HOME", "$")
+    assert '["autoddp", "train.py", "$$(RANK)", "a$$$b", "$HOME", "$"]' in text

@@ -76,6 +76,14 @@ def test_words_that_are_none_of_ours(words: list[str]) -> None:
     assert (found.trials, found.recipe) == (None, None)
 
 
+@pytest.mark.parametrize(("name", "value"), [("PET_STANDALONE", "true"), ("PET_MODULE", ""), ("PET_RUN_PATH", "yes")])
+def test_a_variable_of_torchruns_that_is_no_number(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PET_NO_PYTHON", "0")
+    monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match=f"^{name}={value}: must be 1 or 0$"):
+        parse(SCRIPT)
+
+
 def test_own_options_before_the_script() -> None:
     values = "--trials 7 --recipe r.toml --nnodes 2 --allow exact --budget 1h30m --seed 3 --output out"
     found = parse([*values.split(), "--tune-only", "--dry-run", "--force", "--fresh", "train.py", "--trails"])
@@ -277,6 +285,8 @@ BAD = [
     ("--trials", "no script given: autoddp [options] train.py [its arguments]; autoddp --help-all lists all"),
     ("--trials -- t.py", "--trials: needs a value: a whole number of 0 or more, e.g. --trials 20"),
     ("--recipe --trials 4 t.py", "--recipe: needs a value: --recipe FILE"),
+    ("--recipe= t.py", "--recipe: its value is empty: give --recipe FILE, or leave it out"),
+    ("--output= t.py", "--output: its value is empty: give --output DIR, or leave it out"),
     ("--seed -1 t.py", "--seed '-1': must be a whole number from 0 to 4294967295, e.g. --seed 0"),
     ("--near-limit 0 t.py", "--near-limit '0': must be a share above 0, e.g. --near-limit 0.02"),
     ("--lossy-limit much t.py", "--lossy-limit 'much': must be a share above 0, e.g. --lossy-limit 0.95"),
@@ -322,6 +332,7 @@ def test_options_come_from_the_environment_too(monkeypatch: pytest.MonkeyPatch) 
         ("AUTODDP_ALOW", "exact", "AUTODDP_ALOW: no variable of autoddp (did you mean 'AUTODDP_ALLOW'?); unset it"),
         ("AUTODDP_ALLOW", "nearly", "from the environment"),
         ("AUTODDP_TRIALS", "-3", "from the environment"),
+        ("AUTODDP_RECIPE", "", "--recipe: its value is empty: give --recipe FILE, or leave it out (from the"),
         ("AUTODDP_VERBOSE", "maybe", "AUTODDP_VERBOSE=maybe: must be 1 or 0"),
     ],
 )

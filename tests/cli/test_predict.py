@@ -168,6 +168,18 @@ def test_as_many_ranks_on_more_nodes(summary: Path, capsys: Any) -> None:
     assert all(row["measured_ms"] is None for row in found["rows"])
 
 
+def test_a_ring_over_nodes_is_no_faster_than_inside_one(summary: Path, capsys: Any) -> None:
+    """Two ranks on one node reach 100 MiB/s: on four nodes the ring passes such links too, however fast the network."""
+    one_node = other(summary, nodes=1)
+    found = asked(one_node, "--nodes 4 --link 100Gbit", capsys)
+    assert (found["nodes"], found["ranks"]) == (4, 8)
+    assert step(found) == pytest.approx(COMPUTING + 7 * LATENCY + 1.75 * (MIB - 1) / MIB_PER_SECOND)
+    assert "inside a node 0.839 Gbit/s, as on one node: the ring is no faster than this" in found["extrapolated"]
+    slow = asked(one_node, "--nodes 4 --link 100Mbit", capsys)
+    assert not any("inside a node" in line for line in slow["extrapolated"])
+    assert step(slow) > 5 * step(found)
+
+
 def test_nodes_with_different_numbers_of_ranks(summary: Path, capsys: Any) -> None:
     """Two ranks on one host and one on the other: where nothing is said they stay three."""
     uneven = other(summary, world_size=3)

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import xml.etree.ElementTree as xml
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,9 @@ from launchers import environment
 
 from autoddp.cli.probe import run
 from autoddp.errors import AutoddpError, UsageError
+from autoddp.report.node_text import _matrix, _verdicts
+from autoddp.tables import text_of
+from autoddp.topology import Gpu, GpuPair, Node, Verdict
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 TOPO = DATA / "topo" / "h200_8gpu_ansi_10nic.txt"
@@ -31,6 +35,13 @@ def test_this_node(tmp_path: Path) -> None:
     assert "NUMA 0" in out or "CPU" in out
     assert xml.parse(tmp_path / "here.svg").getroot().tag.endswith("svg")
     assert list(tmp_path.iterdir()) == [tmp_path / "here.svg"]
+
+
+def test_a_file_gets_no_colours(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, value in {"TERM": "xterm", "FORCE_COLOR": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert run(["--topo-matrix", str(TOPO)]) == 0
+    assert "\x1b" not in capsys.readouterr().out
 
 
 def test_this_node_for_a_program(tmp_path: Path) -> None:
@@ -69,6 +80,24 @@ def test_another_machines_matrix(tmp_path: Path) -> None:
     assert "18 NVLinks" in out
     names = [text.text for text in xml.parse(tmp_path / "node.svg").getroot().iter() if text.tag.endswith("text")]
     assert [f"GPU{number}" for number in range(8)] == [name for name in names if name and name.startswith("GPU")]
+
+
+@pytest.mark.parametrize("columns", [40, 80, 160])
+def test_a_matrix_of_many_gpus_has_every_word(columns: int) -> None:
+    gpus = tuple(Gpu(number) for number in range(16))
+    pairs = tuple(GpuPair(a, b, nvlinks=12) for a, b in combinations(range(16), 2))
+    text = text_of(_matrix(Node("dgx2", gpus=gpus, pairs=pairs)), columns)
+    assert text.count("NV12") == 16 * 15
+    assert max(map(len, text.splitlines())) <= columns
+
+
+def test_what_holds_gpus_back_is_not_cut() -> None:
+    pairs = [f"GPU{a}-GPU{b}" for a, b in combinations(range(8), 2)]
+    why = "they cross the sockets; NCCL's peer access ends at PXB here"
+    found = [Verdict(pair, "SHM", 6.3, 10.1, why, "NCCL_P2P_LEVEL=SYS allows it") for pair in pairs]
+    text = text_of(_verdicts(found), 80)
+    assert "…" not in text
+    assert "6.3-10.1" in text
 
 
 def test_the_jsons_fields_are_at_the_top_for_one_file(tmp_path: Path) -> None:

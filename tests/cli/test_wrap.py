@@ -188,10 +188,15 @@ def test_a_python_without_autoddps_dependencies_keeps_its_torchrun(tmp_path: Pat
         (["diagnose", "--json", "no-such-command", "--json"], "wrap no-such-command: no such command"),
         (["--", "diagnose"], "wrap diagnose: no such command"),
         whole(["./folder"], "no such command"),
+        (["train.py"], "wrap train.py: a script, and wrap takes a command that starts torchrun itself"),
+        whole(["./run.sh"], "wrap ./run.sh: may not be executed: chmod +x ./run.sh"),
+        whole(["run.sh"], "wrap run.sh: not along PATH, where commands are looked for: write ./run.sh"),
     ],
 )
 def test_errors_are_one_line(words: list[str], says: str, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
+    (tmp_path / "train.py").touch()
+    (tmp_path / "run.sh").touch()
     done = subprocess.run([*AUTODDP, "wrap", *words], capture_output=True, text=True, env=environment(), cwd=tmp_path)
     assert done.returncode == 2
     assert says in done.stderr

@@ -27,6 +27,8 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
         "SKYPILOT",
         "TORCHX",
         "AZ",
+        "OMPI_",
+        "MPI_LOCAL",
         "JOB_COMPLETION",
         "AUTODDP",
     )
@@ -84,6 +86,9 @@ REFUSED = {
     "slurm-salloc": "put srun in front",
     "slurm-batch-from-a-step": "put srun in front",
     "slurm-step-of-ranks": "--ntasks-per-node=1",
+    "azure-ml-ranks": "set process_count_per_instance to 1",
+    "open-mpi-ranks": "mpirun --map-by ppr:1:node",
+    "intel-mpi-ranks-in-slurm": "mpirun -ppn 1",
     "hyperpod-eks": "give --node-rank and --master-addr",
 }
 """Situation in which no job can start without a flag → the fix."""

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from autoddp.commandline.local_fingerprint import visible_gpus
+from autoddp.commandline.mode import choose
 from autoddp.commandline.options import parse
 from autoddp.commandline.rank_count import idle_gpus, set_one, set_ranks, usable_nodes
 from autoddp.topology import NumaNode, numa_nodes
@@ -30,6 +31,14 @@ def test_what_counts_as_a_number(words, monkeypatch):
     assert GIVEN[words] or request.torchrun.nproc_per_node == "1"
     monkeypatch.setenv("PET_NPROC_PER_NODE", "3")
     assert parse(words.split()).ranks_given
+
+
+@pytest.mark.parametrize("trials", ["0", "3"])
+def test_a_standalone_job_on_a_node_of_a_cluster(trials, monkeypatch):
+    """Kubeflow numbers its nodes by this variable, which torchrun itself does not read for such a job."""
+    monkeypatch.setenv("PET_NODE_RANK", "1")
+    words = ["--standalone", "--nnodes", "1", "--nproc-per-node", "2", "--trials", trials, "train.py"]
+    assert choose(parse(words)).as_torchrun is (trials == "0")
 
 
 NODES = {

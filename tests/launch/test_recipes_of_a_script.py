@@ -11,6 +11,8 @@ import torch
 from launchers import AUTODDP, SCRIPTS, start
 from torch import nn
 
+from autoddp import topology
+from autoddp.commandline import local_fingerprint
 from autoddp.commandline.mode import Mode, choose, for_hosts
 from autoddp.commandline.options import Options, parse
 from autoddp.commandline.saved_recipes import (
@@ -82,6 +84,19 @@ def test_two_scripts_of_one_name_have_recipes_of_their_own() -> None:
     other = plan("a/exp/train.py")
     assert other.tune
     assert other.recipe is None
+
+
+def test_what_a_launch_with_a_recipe_does_not_do_is_said() -> None:
+    """Under --tune-only it said "launching", started nothing, and ended with exit code 0."""
+    save(recipe(), "proj.train.autoddp.toml")
+    there = "recipe proj.train.autoddp.toml is there: nothing is tuned, and under --tune-only no job is started"
+    assert plan("--tune-only", "train.py").says == f"{there}; --trials 20 tunes again"
+    launching = plan("train.py").says
+    says = plan("--job-steps", "90000", "train.py").says
+    assert says == f"{launching}; --job-steps is for tuning, and left out: --trials 20 tunes again"
+    says = plan("--trace", "--cuda-graphs", "--recipe", "proj.train.autoddp.toml", "train.py").says
+    assert says == f"{launching}; --cuda-graphs, --trace are for tuning, and left out: --trials 20 tunes again"
+    assert plan("--seed", "1", "--verbose", "train.py").says == launching
 
 
 def test_two_folders_of_one_name() -> None:
@@ -204,6 +219,35 @@ def test_hosts_of_which_one_starts_no_job_are_not_about_to_do_the_same() -> None
         assert says[1] == f"{says[0]}, --tune-only"
 
 
+@pytest.mark.parametrize(
+    ("more", "shown"),
+    [
+        (["--cuda-graphs"], ", --cuda-graphs"),
+        (["--near-limit", "0.01"], ", --near-limit 0.01"),
+        (["--diagnose-budget", "30s"], ", --diagnose-budget 30.0"),
+        (["--objective", "steps"], ", --objective steps"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_plans_that_differ_read_differently(more: list[str], shown: str) -> None:
+    """The error said of two hosts that they differ, and the same words of both."""
+    both = [parse(["--nnodes", "2", *TWO, *words, "train.py"]) for words in ([], more)]
+    modes = [choose(one) for one in both]
+    assert len({mode.digest(one) for mode, one in zip(modes, both, strict=True)}) == 2
+    says = [mode.reads(one) for mode, one in zip(modes, both, strict=True)]
+    assert says[1] == f"{says[0]}{shown}"
+
+
+def test_recipes_whose_variables_differ_read_differently() -> None:
+    """As where each host has tuned by itself, and keeps its recipe on its own disk."""
+    two, says = parse(["--nnodes", "2", *TWO, "train.py"]), []
+    for threads in ("4", "8"):
+        made = replace(recipe(world_size=4, nodes=2), env={"OMP_NUM_THREADS": threads})
+        save(made, "proj.train.autoddp.toml", previous=Path("older.toml"))
+        says.append(choose(two).reads(two))
+    assert says[0].replace("OMP_NUM_THREADS=4", "OMP_NUM_THREADS=8") == says[1] != says[0]
+
+
 UNEVEN = {"world_size": 12, "nodes": 2, "ranks_of_nodes": (4, 8)}
 
 
@@ -282,10 +326,66 @@ def test_a_recipe_of_hosts_with_different_numbers_does_not_displace_that_of_equa
     assert [one.fits.world_size for one in found if one is not None] == [16, 12]
 
 
+def test_a_folder_of_recipes_of_a_script_without_ddp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ranks were started for a recipe of one, and under another --objective it was launched without a word."""
+    monkeypatch.setattr("autoddp.commandline.rank_count.visible_gpus", lambda: 2)
+    Path("folder").mkdir()
+    of_one = {"world_size": 1, "script": "*/proj/train.py", "parameters_digest": "no DDP model", "inputs": ()}
+    alone = recipe(["train.py"], **of_one)  # type: ignore[arg-type]
+    save(replace(alone, evidence=replace(EVIDENCE, objective="steps")), "folder/alone.toml")
+    for words in ([], ["--objective", "steps"]):
+        asked = parse([*words, "--recipe", "folder", "train.py"])
+        assert choose(asked).path == Path("folder/alone.toml")
+        assert asked.torchrun.nproc_per_node == "1"
+    with pytest.raises(UnfitRecipe, match=r"none of its recipes fits \(alone.toml: tuned for steps\)"):
+        choose(parse(["--objective", "regex:max:rate (.*)", "--recipe", "folder", "train.py"]))
+
+
+def test_more_threads_than_this_host_has_cores_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recipe made under `--cpus-per-task 32` gave two ranks 16 threads each on four CPUs."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    for cpus, threads, tunes in ((32, 16, False), (4, 16, True), (1, 1, False)):
+        monkeypatch.setattr("os.sched_getaffinity", lambda _pid, count=cpus: set(range(count)))
+        path = "proj.train.autoddp.toml"
+        save(replace(recipe(), env={"OMP_NUM_THREADS": str(threads)}), path, previous=Path("older.toml"))
+        assert plan("train.py").tune is tunes
+        assert not plan("--recipe", path, "train.py").tune
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")  # the user's own value is what counts
+    save(replace(recipe(), env={"OMP_NUM_THREADS": "16"}), path, previous=Path("older.toml"))
+    assert not plan("train.py").tune
+
+
+def test_hosts_of_which_one_overrules_the_recipe_read_differently() -> None:
+    """The recipe of uneven hosts is judged when all have come, and --force is a part of that."""
+    save(recipe(**UNEVEN), "proj.train.autoddp.toml")
+    asked = [of_two_hosts(8), of_two_hosts(4, "--force")]
+    modes = [choose(one) for one in asked]
+    assert len({mode.digest(one) for mode, one in zip(modes, asked, strict=True)}) == 2
+    says = [mode.reads(one) for mode, one in zip(modes, asked, strict=True)]
+    assert says[1] == f"{says[0]}, --force"
+
+
 def test_of_several_only_those_that_fit() -> None:
     save(recipe(world_size=8), "proj.train.autoddp.toml")
     save(recipe(), "proj.train.2.autoddp.toml")
     assert plan("train.py").path == Path("proj.train.2.autoddp.toml")
+
+
+@pytest.mark.parametrize(
+    ("of_ranks", "of_the_driver", "fits"),
+    [
+        ("AMD Instinct MI300X", (), True),  # there, and under WSL, no driver of NVIDIA's tells its GPUs
+        ("NVIDIA A100-SXM4-40GB MIG 3g.20gb", ("NVIDIA A100-SXM4-40GB",), True),
+        ("NVIDIA A100-SXM4-40GB", ("NVIDIA H100 80GB HBM3",), False),
+    ],
+)
+def test_gpus_by_the_names_that_ranks_and_drivers_give(
+    of_ranks: str, of_the_driver: tuple[str, ...], fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topology, "fingerprint", lambda: topology.Fingerprint(of_the_driver))
+    monkeypatch.setattr(local_fingerprint, "visible_gpus", lambda: 2)
+    save(recipe(devices=(of_ranks,)), "proj.train.autoddp.toml")
+    assert plan("train.py").tune is not fits
 
 
 def test_a_note_makes_the_next_launch_tune_once() -> None:

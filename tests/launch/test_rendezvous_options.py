@@ -87,7 +87,8 @@ def by_torchrun(given: argparse.Namespace) -> tuple[str, int, bool] | str | None
     _places.clear()
     most = options.node_range(given)[1]
     if given.rdzv_backend == "static" and not given.rdzv_endpoint and given.master_port is None and most == 1:
-        return None  # `torch.distributed.run.run` takes localhost:0
+        # as `torch.distributed.run.run` does
+        given = argparse.Namespace(**{**vars(given), "rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"})
     given = argparse.Namespace(**{**vars(given), "master_port": given.master_port or 29500})
     try:
         config, _, _ = config_from_args(given)

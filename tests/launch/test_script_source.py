@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import warnings
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,13 @@ def test_a_module_of_pythonpath(tmp_path, monkeypatch):
     assert source.may_have("--trials")
 
 
+def test_a_linked_script_s_modules_lie_beside_its_file(tmp_path):
+    source_of(tmp_path / "project", HAVE_IT["a module beside it"])
+    (tmp_path / "linked.py").symlink_to("project/train.py")
+    torchrun = argparse.Namespace(training_script=str(tmp_path / "linked.py"), module=False, no_python=False)
+    assert ScriptSource(torchrun).may_have("--trials")
+
+
 def test_an_installed_module_s_own_package_counts():
     """optuna.cli has --n-trials and --direction; its parser lies in the module itself, its storages beside it."""
     source = ScriptSource(argparse.Namespace(training_script="optuna.cli", module=True, no_python=False))
@@ -133,6 +141,17 @@ def test_what_cannot_be_read_may_have_any_option(script, module, no_python):
     assert not source.readable
     assert source.may_have("--trials")
     assert source.wants_local_rank() == ""
+
+
+@pytest.mark.parametrize("filtered", ["always", "error"])
+def test_nothing_is_said_of_doubtful_escapes(filtered, tmp_path):
+    """From Python 3.12 on the parser warns of them on stderr. As an error the warning would be one of syntax."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter(filtered)
+        source = source_of(tmp_path, {"train.py": "import re\n# --trials\nre.compile('\\d+')\n"})
+    assert not said
+    assert source.readable
+    assert not source.may_have("--trials")
 
 
 LOCAL_RANK = {

@@ -1,0 +1,39 @@
+"""mpirun, of Open MPI, MPICH and Intel MPI, where it starts several processes on one node."""
+
+from __future__ import annotations
+
+from autoddp.cluster.base import Platform, Told
+
+_HERE = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+"""How many processes of a job are on this node: Open MPI's variable, and that of MPICH and Intel MPI."""
+
+
+class MpiRanks(Platform):
+    """One of several processes of mpirun on this node. With one on each node, they are launchers, and this is not here.
+
+    Under Slurm, Intel MPI starts them by a step with one task per node, so what Slurm tells looks like launchers.
+    """
+
+    name = "mpirun"
+
+    @property
+    def detected(self) -> bool:
+        return self._processes_here is not None
+
+    @property
+    def why(self) -> str:
+        return self._seen(*_HERE)
+
+    @property
+    def hindrance(self) -> str:
+        return (
+            f"{self.why}: it has made the ranks already, and each would become a launcher: start one process per "
+            "node (Open MPI: mpirun --map-by ppr:1:node, others: mpirun -ppn 1), or give --nnodes 1 if each is a job "
+            "in itself"
+        )
+
+    @property
+    def _processes_here(self) -> Told | None:
+        """How many there are on this node; None where it is one, or no number."""
+        found = filter(None, map(self._text, _HERE))
+        return next((told for told in found if told.value.isdecimal() and int(told.value) > 1), None)
