@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from autoddp.knobs import LIMITS, Configuration, Rung
-from autoddp.units import milliseconds
+from autoddp.units import figure, milliseconds
 
 _STEPS, _REGEX = "steps", "regex"
 _FORMS = "must be steps, or regex:min:PATTERN, or regex:max:PATTERN with one group around the number"
@@ -84,7 +84,7 @@ class Objective:
 
     def figure(self, cost: float) -> str:
         """The number as a person reads it, without its `unit`."""
-        return milliseconds(cost) if self.of_steps else f"{self.number(cost):.4g}"
+        return milliseconds(cost) if self.of_steps else figure(self.number(cost))
 
     @property
     def unit(self) -> str:

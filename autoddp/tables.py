@@ -12,7 +12,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from autoddp.log import printable, printable_lines
+from autoddp.log import WIDTH, printable, printable_lines
 
 _WITHOUT_LIMIT = 100_000  # columns; far more than any row has
 
@@ -31,7 +31,7 @@ def aligned(rows: Sequence[Sequence[str]], numbers: bool = False) -> str:
 def width_of_stdout() -> int:
     """Columns of the terminal; as good as endless where stdout is none, so that each row stays one line."""
     on_terminal = sys.stdout is not None and sys.stdout.isatty()
-    return Console().width if on_terminal else _WITHOUT_LIMIT
+    return Console().width or WIDTH if on_terminal else _WITHOUT_LIMIT  # 0 columns, as COLUMNS=0 has it: not known
 
 
 def grid(rows: Sequence[Sequence[str]], numbers: bool = False) -> Table:
@@ -42,6 +42,20 @@ def grid(rows: Sequence[Sequence[str]], numbers: bool = False) -> Table:
     for row in rows:
         table.add_row(*(Text(printable(cell)) for cell in row))  # in a plain string, `[0]` would be markup
     return table
+
+
+class Fitting:
+    """A table, or something narrower where the terminal has too few columns for it.
+
+    rich would take some from each column, and with them the last digits of numbers and the ends of words.
+    """
+
+    def __init__(self, table: Table, narrow: RenderableType) -> None:
+        self._table, self._narrow = table, narrow
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        needs = console.measure(self._table, options=options.update(width=_WITHOUT_LIMIT)).maximum
+        yield self._table if needs <= options.max_width else self._narrow
 
 
 class Harmless:
@@ -66,7 +80,8 @@ def text_of(parts: Iterable[RenderableType], width: int) -> str:
     """`parts` rendered by rich as plain text, in lines of at most `width` columns without trailing blanks."""
     # rich's own `capture` also writes to stdout, which fails if that is full or closed.
     text = io.StringIO()
-    console = Console(file=text, width=width, color_system=None, **LITERAL)
+    # FORCE_COLOR makes a terminal of it, and with TERM=dumb one of 80 columns.
+    console = Console(file=text, width=width, color_system=None, force_terminal=False, **LITERAL)
     for part in parts:
         console.print(Harmless(part))
     return "\n".join(line.rstrip() for line in text.getvalue().rstrip("\n").split("\n"))

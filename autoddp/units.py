@@ -10,6 +10,7 @@ from dataclasses import dataclass
 MIB = 2**20
 _SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = r"(\d+(?:\.\d+)?)(us|µs|ms|s|m|h)"
+_ENDLESS = 1e15  # from here on a number is shown with an exponent: nobody counts so many digits
 
 
 def seconds(text: str) -> float:
@@ -106,6 +107,16 @@ def milliseconds(value: float) -> str:
     if ms >= 99.95:
         return f"{ms:.0f}"
     return f"{ms:.1f}" if ms >= 9.995 else f"{ms:.2f}"
+
+
+def figure(value: float, digits: int = 4) -> str:
+    """A number with so many digits that count, without an exponent however many stand before its point.
+
+    >>> figure(10.25), figure(51234.6), figure(112.4, 2)
+    ('10.25', '51235', '112')
+    """
+    is_long = 10**digits - 0.5 <= abs(value) < _ENDLESS
+    return f"{value:.0f}" if is_long else f"{value:.{digits}g}"
 
 
 def percent(share: float, form: str = ".0f") -> str:

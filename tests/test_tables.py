@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 
 import pytest
@@ -30,6 +31,13 @@ def test_a_row_for_a_program_is_one_line(capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().out == ""
 
 
+def test_it_is_one_line_whatever_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Services that run tests set both."""
+    for name, value in {"TERM": "dumb", "FORCE_COLOR": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert aligned([("launches", "bucket_cap_mb=50 " * 60)]).count("\n") == 0
+
+
 def test_on_a_narrow_terminal_nothing_is_cut() -> None:
     lines = text_of([grid([("why", "x" * 70)])], 40).splitlines()
     assert max(map(len, lines)) <= 40
@@ -43,3 +51,18 @@ def test_no_table_needs_a_stdout(monkeypatch: pytest.MonkeyPatch) -> None:
         for stdout in (full, None):
             monkeypatch.setattr(sys, "stdout", stdout)
             assert aligned([("a", "bc"), ("def", "g")]) == "a    bc\ndef  g"
+
+
+class Screen(io.StringIO):
+    """A terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_on_a_terminal_that_is_said_to_have_no_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rich prints nothing there."""
+    for name, value in {"TERM": "xterm", "COLUMNS": "0"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "stdout", Screen())
+    assert aligned(ROWS).startswith("hook")

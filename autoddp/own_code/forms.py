@@ -180,13 +180,24 @@ def _slurm(recipe: Recipe, found: Said) -> list[str]:
     gpus = [] if fits.devices == ("cpu",) else [f"#SBATCH --gpus-per-node={each}"]
     lines = [f"#SBATCH --nodes={fits.nodes}", "#SBATCH --ntasks-per-node=1", *gpus, WHOLE_NODES]
     lines += _env(recipe, found)
-    script = fits.script.rpartition("/")[2] or "train.py"
     return [
         *lines,
         'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
         f"srun torchrun --nnodes {fits.nodes} --nproc-per-node {each} --rdzv-backend c10d \\",
-        f'    --rdzv-id "$SLURM_JOB_ID" --rdzv-endpoint "$head:29500" {script}  # and its arguments',
+        f'    --rdzv-id "$SLURM_JOB_ID" --rdzv-endpoint "$head:29500" {_script(fits.script)}  # and its arguments',
     ]
+
+
+def _script(known_as: str) -> str:
+    """The words by which torchrun starts the script, from the recipe's folder. A recipe may be somebody else's.
+
+    >>> _script("proj/train.py"), _script("-m proj.train"), _script("a; b.py")
+    ('proj/train.py', '-m proj.train', "'a; b.py'")
+    """
+    if known_as.startswith("-m "):
+        return f"-m {shlex.quote(known_as.removeprefix('-m '))}"
+    elsewhere = known_as.startswith("*/")  # of its path only the end is known
+    return shlex.quote((known_as.rpartition("/")[2] if elsewhere else known_as) or "train.py")
 
 
 def _registers(_recipe: Recipe) -> str:

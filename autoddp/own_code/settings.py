@@ -11,6 +11,7 @@ from autoddp.knobs.base import Value
 from autoddp.knobs.computing import CUDA_GRAPHS, NUMA_BINDING, OPTIMIZE_DDP
 from autoddp.knobs.ddp_arguments import BUCKET_CAP_MB, BUCKET_CAP_MB_LIST
 from autoddp.knobs.hook import (
+    DEFAULT_START_STEP,
     HOOK,
     HOOK_BY_NAME,
     POWERSGD_BATCHED,
@@ -87,10 +88,12 @@ def _hook(configuration: Configuration, backend: str) -> tuple[Hook | None, str]
 
 
 def _low_rank(of_torch: TorchHook, configuration: Configuration) -> tuple[Hook, str]:
-    start = POWERSGD_START_STEP.of(configuration) or 0
+    start = POWERSGD_START_STEP.of(configuration)
+    start = DEFAULT_START_STEP if start is None else start  # a recipe need not say it
     state = {
         "matrix_approximation_rank": POWERSGD_RANK.of(configuration) or 1,
         "start_powerSGD_iter": max(start, EARLIEST_START),
+        "min_compression_rate": 1,  # as in our hook: whatever factors make smaller; torch's default asks for half
     }
     batched = of_torch.batched if POWERSGD_BATCHED.of(configuration) else None
     differs = [f"compresses from step {EARLIEST_START} on at the earliest"] * (start < EARLIEST_START)

@@ -80,7 +80,12 @@ def moved(here: Profile, there: Elsewhere) -> tuple[Profile, list[str]]:
         notes.append(
             f"a link of {there.rate * 8 / 1e9:g} Gbit/s: it carries gradients at {percent(_PAYLOAD, '.1f')} of that"
         )
-        link = _with_rate(link, ring_share(ranks) / (there.rate * _PAYLOAD))
+        per_byte, inside = ring_share(ranks) / (there.rate * _PAYLOAD), link.segments[-1].seconds_per_byte
+        if is_another_link and 1 < nodes < ranks and here.world_size > 1 and inside > per_byte:
+            rate = ring_share(ranks) / inside
+            notes.append(f"inside a node {rate * 8 / 1e9:.3g} Gbit/s, as on {known}: the ring is no faster than this")
+        else:
+            link = _with_rate(link, per_byte)
     if there.latency is not None:
         notes.append(f"a latency of {there.latency * 1e6:g} µs in each of the {2 * (ranks - 1)} steps of the ring")
         link = _with_latency(link, 2 * (ranks - 1) * there.latency)

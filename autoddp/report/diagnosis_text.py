@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autoddp.diagnose import Diagnosis, Finding
-from autoddp.tables import grid
+from autoddp.tables import Fitting, grid
 from autoddp.timing import STAGES, RankAnatomy
 from autoddp.units import milliseconds
 
@@ -39,23 +39,33 @@ def _look(boxed: bool) -> dict[str, Any]:
     return look | {"title_justify": "left", "title_style": "bold"}
 
 
-def _steps(ranks: Sequence[RankAnatomy], boxed: bool) -> Table:
+def _steps(ranks: Sequence[RankAnatomy], boxed: bool) -> RenderableType:
+    return Fitting(_table(ranks, boxed), _table(ranks, boxed=False, narrow=True))
+
+
+def _table(ranks: Sequence[RankAnatomy], boxed: bool, narrow: bool = False) -> Table:
     shown = sorted(sorted(ranks, key=lambda one: -one.own)[:_MOST_ROWS], key=lambda one: one.rank)
     # A stage that takes no time on any rank is left out.
     stages = [name for name in STAGES if any(one.stages[name] >= _NOTHING for one in ranks)]
     title = "a step of each rank (ms)"
     if len(shown) < len(ranks):
         title += f", of the {_MOST_ROWS} of {len(ranks)} ranks that need longest by themselves"
-    table = Table(title=title, **_look(boxed))
-    columns = [*stages, *(["of it waiting"] if "exposed" in stages else []), "step"]
+    hosts = {one.host for one in ranks}
+    names_hosts = not narrow or len(hosts) != 1
+    if not names_hosts:
+        title += f", on {shown[0].host}"
+    table = Table(title=title, **_look(boxed) | ({"padding": (0, 1, 0, 0)} if narrow else {}))
+    waiting = "of it\nwaiting" if narrow else "of it waiting"
+    columns = [*stages, *([waiting] if "exposed" in stages else []), "step"]
     if "exposed" in stages:  # behind the stage that it is a part of
-        columns.remove("of it waiting")
-        columns.insert(columns.index("exposed") + 1, "of it waiting")
-    for name in ("rank", "host", *columns):
+        columns.remove(waiting)
+        columns.insert(columns.index("exposed") + 1, waiting)
+    for name in ("rank", *(["host"] if names_hosts else []), *columns):
         table.add_column(name, justify="left" if name == "host" else "right", no_wrap=name != "host")
     for one in shown:
-        values = {**one.stages, "of it waiting": one.waiting, "step": one.step}
-        table.add_row(str(one.rank), Text(one.host), *(milliseconds(values[name]) for name in columns))
+        values = {**one.stages, waiting: one.waiting, "step": one.step}
+        host = [Text(one.host)] if names_hosts else []
+        table.add_row(str(one.rank), *host, *(milliseconds(values[name]) for name in columns))
     return table
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
 from autoddp.log import WIDTH, printable, show, wrapped
-from autoddp.tables import LITERAL, Harmless, grid, text_of
+from autoddp.tables import LITERAL, Harmless, grid, text_of, width_of_stdout
 from autoddp.topology import Gpu, GpuPair, Nic, Node, NumaNode, RdmaPort, Verdict, switches
 from autoddp.topology.checklist import Point
 from autoddp.units import data_size
@@ -26,10 +27,10 @@ _COLOURS = {"NV": "green", "PIX": "cyan", "PXB": "blue", "PHB": "yellow", "NODE"
 
 def show_node(node: Node, verdicts: Sequence[Verdict]) -> None:
     """Prints what `autoddp probe` shows of a node: in colour on a terminal, else plain and 160 columns wide."""
-    console = Console(**LITERAL)
-    if not console.is_terminal:
+    if sys.stdout is None or not sys.stdout.isatty():  # FORCE_COLOR, which services set, makes no terminal of a file
         show(node_text(node, verdicts))
         return
+    console = Console(width=width_of_stdout(), **LITERAL)
     for part in _parts(node, verdicts):
         console.print(Harmless(part))
 
@@ -131,14 +132,33 @@ def _near(node: Node, device: str) -> str:
 def _matrix(node: Node) -> list[RenderableType]:
     if len(node.gpus) < 2:
         return []
-    table = Table(box=None, padding=(0, 1))
-    numbers = [gpu.index for gpu in node.gpus]
-    for name in ("", *(f"GPU{number}" for number in numbers)):
-        table.add_column(name)
-    for a in numbers:
-        words = ["X" if a == b else link_word(node.pair(a, b)) for b in numbers]
-        table.add_row(f"GPU{a}", *(Text(word, style=colour(word)) for word in words))
-    return [_title("how the GPUs are joined"), table]
+    return [_title("how the GPUs are joined"), _Matrix(node)]
+
+
+class _Matrix:
+    """The links between GPUs: one table, or several below each other where the terminal has too few columns.
+
+    rich would take columns from each word, and NV12, PIX and PXB would become N… and P….
+    """
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        numbers = [gpu.index for gpu in self._node.gpus]
+        width = len(f"GPU{max(numbers)}") + 2  # of a column; no word of a link is longer
+        at_once = max(1, options.max_width // width - 1)
+        for begin in range(0, len(numbers), at_once):
+            yield self._table(numbers, numbers[begin : begin + at_once])
+
+    def _table(self, rows: Sequence[int], columns: Sequence[int]) -> Table:
+        table = Table(box=None, padding=(0, 1))
+        for name in ("", *(f"GPU{number}" for number in columns)):
+            table.add_column(name)
+        for a in rows:
+            words = ["X" if a == b else link_word(self._node.pair(a, b)) for b in columns]
+            table.add_row(f"GPU{a}", *(Text(word, style=colour(word)) for word in words))
+        return table
 
 
 def _title(text: str) -> Text:
@@ -173,7 +193,7 @@ def _verdicts(verdicts: Sequence[Verdict]) -> list[RenderableType]:
         return []
     table = Table(box=None, padding=(0, 1))
     for name in ("between", "transport", "expected bus bandwidth", "why", "what holds it back"):
-        table.add_column(name)
+        table.add_column(name, overflow="fold")  # else rich cuts what is longer, such as NCCL_P2P_LEVEL=SYS
     alike = sorted(verdicts, key=lambda verdict: (verdict.between == "nodes", *_likeness(verdict)))
     for _, group in groupby(alike, key=_likeness):
         same = list(group)

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, cast
 
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.padding import Padding
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.spinner import Spinner
 from rich.table import Table
@@ -23,12 +24,12 @@ from autoddp.diagnose import Diagnosis
 from autoddp.files import append
 from autoddp.knobs import Configuration, Rung
 from autoddp.knobs.job import OWN_MODELS, PARTED
-from autoddp.log import UnfailingStderr, cursor_is_in_a_drawing, line_is_shown, printable, printable_lines
+from autoddp.log import WIDTH, UnfailingStderr, cursor_is_in_a_drawing, line_is_shown, printable, printable_lines
 from autoddp.report.answer import Row
 from autoddp.report.diagnosis_text import parts
 from autoddp.settings import Objective
-from autoddp.study import Observer, Outcome, Screened, TrialRecord
-from autoddp.tables import LITERAL, Harmless, text_of
+from autoddp.study import Observer, Outcome, Screened, Standing, TrialRecord
+from autoddp.tables import LITERAL, Fitting, Harmless, text_of
 from autoddp.timing import Headroom
 from autoddp.units import data_size, duration, gradient_error, milliseconds, percent
 from autoddp.wire import JobFacts
@@ -42,7 +43,11 @@ def _console() -> Console:
     # rich answers a broken pipe by ending the program.
     stderr = cast("IO[str]", UnfailingStderr())
     if stderr.isatty():
-        return Console(file=stderr, **LITERAL)
+        console = Console(file=stderr, **LITERAL)
+        if not console.width:  # COLUMNS=0: rich would print nothing at all
+            console.width = WIDTH
+        if not console.is_dumb_terminal:  # on such a one rich draws nothing, so it gets lines, as a file does
+            return console
     # Services that run tests set FORCE_COLOR. rich then takes a file for a terminal, and would draw a spinner there.
     return Console(file=stderr, force_terminal=False, width=_PLAIN_WIDTH, **LITERAL)
 
@@ -216,7 +221,8 @@ class Terminal(Observer):
                 self.detail(f"{Configuration(one.setting)}: {gain}up to {trials} trials with it")
                 if not self._verbose:
                     words = "; ".join(Configuration(one.setting).in_words)
-                    self._line(f"to try last, by a new start: {words}"[:_WIDTH])  # after the first final rounds
+                    line = f"to try last, by a new start: {words}"  # after the first final rounds
+                    self._line(line if len(line) <= _WIDTH else f"{line[: _WIDTH - 2]} …")
             else:
                 self._note(f"{Configuration(one.setting)}: {gain}left as it is")
 
@@ -356,7 +362,12 @@ class _Bar:
             _is_drawn_on(None)
 
 
-def _ladder(outcome: Outcome, allows: Callable[[Configuration], bool], boxed: bool) -> Table:
+def _ladder(outcome: Outcome, allows: Callable[[Configuration], bool], boxed: bool) -> RenderableType:
+    table = _table_of_rungs(outcome, allows, boxed)
+    return Fitting(table, _lines_of_rungs(outcome, allows)) if boxed else table  # a file has columns enough
+
+
+def _table_of_rungs(outcome: Outcome, allows: Callable[[Configuration], bool], boxed: bool) -> Table:
     look: dict[str, Any] = {"pad_edge": False} if boxed else {"box": None, "padding": (0, 2, 0, 0)}
     table = Table(title="the ladder", title_justify="left", title_style="bold", **look)
     table.add_column("rung")
@@ -369,14 +380,36 @@ def _ladder(outcome: Outcome, allows: Callable[[Configuration], bool], boxed: bo
     table.add_row("as written", "nothing", "your settings", outcome.figure(baseline), "×1", "0")
     for standing in outcome.ladder:
         chosen = standing.configuration == outcome.decision.configuration
-        mark = " ←" if chosen else "" if allows(standing.configuration) else " (not allowed)"
         gain = Text(str(standing.speedup), style="green" if standing.speedup.sure else "")
         table.add_row(
-            Text(standing.rung.value + mark, style="bold" if chosen else ""),
+            Text(_rung(standing, outcome, allows), style="bold" if chosen else ""),
             standing.configuration.changes,
             str(standing.configuration),
             outcome.figure(standing.seconds),
             gain,
-            gradient_error(standing.error.relative, standing.error.of_sum) if standing.error else "0",
+            _error(standing),
         )
     return table
+
+
+def _lines_of_rungs(outcome: Outcome, allows: Callable[[Configuration], bool]) -> RenderableType:
+    """The ladder where its table has no room: for each rung a line of figures, and below it what the rung is."""
+    baseline = outcome.figure(outcome.baseline_seconds)
+    lines: list[RenderableType] = [Text("the ladder", style="bold"), Text(f"as written: {baseline} {outcome.unit}")]
+    for standing in outcome.ladder:
+        figures = f"{outcome.figure(standing.seconds)} {outcome.unit}, {standing.speedup}"
+        error = f", gradient error {_error(standing)}" if standing.error else ""
+        lines.append(Text(f"{_rung(standing, outcome, allows)}: {figures}{error}"))
+        below = (standing.configuration.changes, str(standing.configuration))
+        lines += [Padding(Text(text), (0, 0, 0, 2)) for text in below]
+    return Group(*lines)
+
+
+def _rung(standing: Standing, outcome: Outcome, allows: Callable[[Configuration], bool]) -> str:
+    """The rung of it, and whether it is launched or not allowed."""
+    chosen = standing.configuration == outcome.decision.configuration
+    return standing.rung.value + (" ←" if chosen else "" if allows(standing.configuration) else " (not allowed)")
+
+
+def _error(standing: Standing) -> str:
+    return gradient_error(standing.error.relative, standing.error.of_sum) if standing.error else "0"

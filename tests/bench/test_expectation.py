@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from autoddp.bench import BenchResult, LinkFacts, Point, Sweep
@@ -47,3 +49,21 @@ def test_nothing_is_said_of_what_nothing_is_expected_of(layout: str, verdicts: l
 def test_gloo_is_not_held_against_nccls_ways() -> None:
     assert judge(result("within", 1.0, "gloo"), [NVLINK, SOCKETS]) == []
     assert len(judge(result("between", 1.0, "gloo"), [NVLINK, TCP])) == 1
+
+
+def test_one_rank_alone_need_not_fill_all_ports_of_its_node() -> None:
+    """Eight ports of 400 Gbit/s, and one rank of each node: its GPU has one of them."""
+    rails = Verdict("nodes", "NET/IB/GDRDMA", 320.0, 388.0, "InfiniBand over mlx5_0, mlx5_1, …", ports=8)
+    (line,) = judge(result("between", 47.0), [NVLINK, rails])
+    assert "expected 40-388 GB/s" in line
+    assert line.endswith("as it should be")
+    (line,) = judge(result("between", 20.0), [NVLINK, rails])
+    assert "too slow; look for a NIC far from its GPU" in line
+
+
+def test_small_messages_tell_nothing_of_a_rate() -> None:
+    """As under --max-size 1M: an all-reduce of 1 MiB over NVLink takes hardly longer than one of 1 KiB."""
+    points = tuple(Point(size, took, took, took, 5) for size, took in ((1024, 20e-6), (2**20, 30e-6)))
+    (line,) = judge(replace(result("within", 1.0), sweeps=(Sweep("within", 2, points),)), [NVLINK])
+    assert "1.0 MiB is too small to tell" in line
+    assert "too slow" not in line

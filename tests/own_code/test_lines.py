@@ -67,6 +67,25 @@ def test_slurm_is_a_whole_file() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("proj/train.py", "proj/train.py"),
+        ("*/proj/train.py", "train.py"),
+        ("-m proj.train", "-m proj.train"),
+        ("my jobs/train.py", "'my jobs/train.py'"),
+        ("train.py; touch gone", "'train.py; touch gone'"),
+        ("-m proj.train $(touch gone)", "-m 'proj.train $(touch gone)'"),
+        ("", "train.py"),
+    ],
+)
+def test_the_batch_script_starts_the_recipes_script_and_nothing_else(script: str, words: str) -> None:
+    """In the recipe's folder another train.py may stand; and a recipe of somebody else's must not run code."""
+    recipe = replace(RECIPE, fits=replace(FITS, script=script))
+    last = lines_for(recipe, "train.autoddp.toml", "slurm").code[-1]
+    assert last == f'    --rdzv-id "$SLURM_JOB_ID" --rdzv-endpoint "$head:29500" {words}  # and its arguments'
+
+
 OF_EACH: tuple[dict[str, Any], ...] = (
     {"bucket_cap_mb": 7.0},
     {"bucket_cap_mb_list": [4.0, 3.0]},
@@ -118,6 +137,17 @@ def test_what_torchs_own_hooks_cannot_do_is_named() -> None:
     early = lines("ddp", hook="powersgd", powersgd_rank=2, powersgd_start_step=0)
     assert "from step 2 on at the earliest" in early.by_hand[0]
     assert "start_powerSGD_iter=2" in early.code[-1]
+
+
+def test_torchs_powersgd_is_given_what_the_recipes_own_does() -> None:
+    """A recipe that does not say when it begins is launched with 1000; and it sends all factors that are smaller."""
+    found = lines("ddp", hook="powersgd", powersgd_rank=2)
+    state = "powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=1000, "
+    assert found.code[-1].startswith(f"model.register_comm_hook({state}min_compression_rate=1), ")
+    assert not any(line.startswith("hook") for line in found.by_hand)
+    said = lines("accelerate", hook="powersgd", powersgd_rank=2, powersgd_start_step=7).code
+    state = "{'matrix_approximation_rank': 2, 'start_powerSGD_iter': 7, 'min_compression_rate': 1}"
+    assert f"    comm_state_option={state}," in said
 
 
 def test_lightning_leaves_hooks_out_where_there_is_no_gpu() -> None:

@@ -626,6 +626,12 @@ def test_the_first_screen_says_why_what_was_won_and_what_to_do() -> None:
     assert "<details>\n<summary>1 cause suspected, not proved</summary>" in page(content)
 
 
+def test_many_samples_per_second_have_no_exponent() -> None:
+    content = summary()
+    content["diagnosis"]["samples_per_second"] = 20480.3
+    assert "20480 samples per second in all" in said(page(content))
+
+
 def test_what_to_do_where_nothing_was_won() -> None:
     content = summary() | {"commands": {"autoddp": "autoddp train.py", "torchrun": "torchrun train.py"}}
     content["decision"] = {"configuration": {}, "why": "undecided: --budget 3m would decide it"}

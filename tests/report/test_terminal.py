@@ -14,9 +14,15 @@ from pathlib import Path
 import pytest
 from study.simulated import SimulatedJob, facts
 
+from autoddp.diagnose import Diagnosis
+from autoddp.diagnose.findings import Scaling
 from autoddp.knobs import Configuration, Rung
 from autoddp.report import Terminal, say
-from autoddp.study import Outcome, Study, StudySettings
+from autoddp.report.diagnosis_text import for_stdout
+from autoddp.report.terminal import _ladder
+from autoddp.study import Outcome, Screened, Study, StudySettings
+from autoddp.tables import text_of
+from autoddp.timing import STAGES, RankAnatomy
 from autoddp.wire import JobFacts
 
 LEFT_OUT = {"static_graph": "there are unused parameters", "numa_binding": "its CPUs are on one NUMA node"}
@@ -187,7 +193,8 @@ def test_nothing_is_drawn_in_a_file_whatever_the_environment_says(tmp_path: Path
     assert done.stderr == "".join(f"autoddp: {line}\n" for line in ("said", "told", "said again", "the end of it"))
 
 
-def test_on_a_terminal_lines_stand_above_the_spinner(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("term", "columns"), [("xterm", "80"), ("xterm", "0"), ("dumb", "80")])
+def test_on_a_terminal_lines_stand_above_the_spinner(term: str, columns: str, tmp_path: Path) -> None:
     """A thread redraws it meanwhile. In a process of its own, because the two once waited for each other for ever."""
     ours, theirs = os.openpty()
     written: list[bytes] = []
@@ -199,7 +206,7 @@ def test_on_a_terminal_lines_stand_above_the_spinner(tmp_path: Path) -> None:
 
     reader = threading.Thread(target=read)
     reader.start()
-    env = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "PYTHONPATH": str(Path(__file__).parents[2])}
+    env = {**os.environ, "TERM": term, "COLUMNS": columns, "PYTHONPATH": str(Path(__file__).parents[2])}
     with subprocess.Popen([sys.executable, "-c", SPINS], cwd=tmp_path, env=env, stdin=theirs, stderr=theirs) as process:
         os.close(theirs)
         try:
@@ -209,7 +216,45 @@ def test_on_a_terminal_lines_stand_above_the_spinner(tmp_path: Path) -> None:
             reader.join()
             os.close(ours)
     shown = b"".join(written).decode()
-    assert "starting the script" in shown
+    assert ("starting the script" in shown) is (term == "xterm")
+    assert ("\x1b" in shown) is (term == "xterm")  # a dumb terminal shows escape sequences as they are
     cleared = re.sub(r"\r?\x1b\[(2?K|1A|\?25[lh])", "\n", shown)  # what is written then begins a line
     found = re.findall(r"^autoddp: ([^\r\n]*)\r$", cleared, re.MULTILINE)
     assert found == ["said", "told", "said again", "the end of it"]
+
+
+@pytest.mark.parametrize("hosts", [("vm",), ("gpu-node-17", "gpu-node-18")])
+def test_a_diagnosis_on_80_columns_has_every_digit(hosts: tuple[str, ...]) -> None:
+    """Rich takes columns away from each number where a row is too long."""
+    stages = dict.fromkeys(STAGES, 0.0123)
+    ranks = [RankAnatomy(rank, hosts[rank % len(hosts)], 1.234, stages, 0.0067) for rank in range(64)]
+    scaling = Scaling(64, None, None, 1.0, "64 ranks give 64 times what one gives")
+    lines = text_of(for_stdout(Diagnosis(1.234, ranks, (), (), scaling, (), ())), 80).splitlines()
+    assert max(map(len, lines)) <= 80
+    (first,) = (line.split() for line in lines if line.split()[:1] == ["0"])
+    assert first[-10:] == [*["12.3"] * 6, "6.70", *["12.3"] * 2, "1234"]
+
+
+def test_a_ladder_on_80_columns_has_every_word(tmp_path: Path, file: File) -> None:
+    """As a table it has no room there: rich would cut the ends of words, and fold settings letter by letter."""
+    outcome = file.studied(tmp_path, SimulatedJob(), trials=9, all_trials=True, allow=Rung.NEAR)
+    text = text_of([_ladder(outcome, lambda _: True, boxed=True)], 80)
+    words = " ".join(text.split())
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= 80
+    for standing in outcome.ladder:
+        for part in (standing.configuration.changes, str(standing.configuration), str(standing.speedup)):
+            assert part in words
+    assert "┃" in text_of([_ladder(outcome, lambda _: True, boxed=True)], 400)
+
+
+def test_a_setting_that_is_cut_short_shows_it(tmp_path: Path, file: File) -> None:
+    """Of a list of devices the first half looks like all of them."""
+    with contextlib.redirect_stderr(file):
+        terminal = Terminal(lambda _: True, tmp_path / "tuning.log")
+        terminal.screened([Screened({"allocator": "expandable_segments:True"}, None)], 3)
+        terminal.close()
+    (line,) = file.getvalue().splitlines()
+    assert line.startswith("autoddp: to try last, by a new start: PYTORCH_CUDA_ALLOC_CONF=expandable_seg")
+    assert line.endswith(" …")
+    assert len(line) <= 80

@@ -238,3 +238,10 @@ def test_efa_is_no_roce_and_takes_a_plugin() -> None:
 def test_a_fabric_that_nobody_names_is_not_called_roce() -> None:
     unnamed = replace(RAILS[0], link_layer=None)
     assert between_nodes(Node("h", gpus=(card(0),), rdma=(unnamed,), gpudirect="dma-buf")).why.startswith("RDMA over")
+
+
+def test_a_verdict_tells_how_many_ports_it_is_of() -> None:
+    for direct in ("dma-buf", None):
+        assert between_nodes(Node("h", gpus=(card(0),), rdma=RAILS, gpudirect=direct)).ports == 8
+    assert between_nodes(Node("h", gpus=(card(0),), rdma=RAILS, unknown={"gpudirect": "no file tells it"})).ports == 8
+    assert between_nodes(Node("h", nics=(SLOW,))).ports == 1
