@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autoddp.codec import decode, encode
+from autoddp.cpus import usable_cpus
 from autoddp.diagnose.collectives import CommunicationDiagnosis, calls_made, examined, planned, recorded
 from autoddp.files import append
 from autoddp.processes.silence import awaiting
@@ -65,7 +66,7 @@ class Enough:
         return f"recording what the script communicates, {duration(self.clock() - self._began)} so far"
 
     def _try_fewer_threads(self) -> None:
-        trial = planned(recorded(self.folder), len(os.sched_getaffinity(0)), time.perf_counter())
+        trial = planned(recorded(self.folder), usable_cpus(), time.perf_counter())
         if trial is not None:
             new = self.folder / f"{TRIAL}.new"
             new.write_text(encode(trial), encoding="utf-8")
@@ -97,7 +98,7 @@ def diagnosed(
             return "not all ranks were recorded on this host"
         return replayed(Replay(programs, ranks, threads, backend, min(budget, _ROUNDS)), place, environment)
 
-    return examined(recording, len(os.sched_getaffinity(0)), replay, say, rates)
+    return examined(recording, usable_cpus(), replay, say, rates)
 
 
 def replayed(plan: Replay, place: Path, environment: Mapping[str, str]) -> dict[str, tuple[float, ...]] | str:

@@ -25,6 +25,7 @@ from autoddp.attempts.progress import PrintedNumbers, StepsMade
 from autoddp.attempts.tune import Tuned, Tuning, Written
 from autoddp.commandline.local_fingerprint import nccl_here
 from autoddp.commandline.mode import torch_version
+from autoddp.cpus import usable_cpus
 from autoddp.diagnose.collectives import recorded
 from autoddp.diagnose.collectives.recording import Recording
 from autoddp.errors import AutoddpError, UsageError, first_line
@@ -279,7 +280,7 @@ class ObjectiveTuning(Tuning):
             links=(machine.links,) if machine is not None and machine.links else (),
             nccl=".".join(map(str, nccl)),
             start_settings=settings,
-            cores=len(os.sched_getaffinity(0)),
+            cores=usable_cpus(),
             ranks_per_host=started,
             own_ranks=started == 1 and any(not one.is_launched for one in recording.processes),
             ranks_of_nodes=where_uneven(of_each),
@@ -304,7 +305,7 @@ def _settings(recording: Recording, started: int, around: NodeAndJob) -> list[Se
     """
     threads: list[Setting] = []
     if THREADS.variable not in around.environment:
-        cpus, ranks = len(os.sched_getaffinity(0)), max(len(recording.processes), started)
+        cpus, ranks = usable_cpus(), max(len(recording.processes), started)
         now = max((one.threads for one in recording.processes), default=1 if started > 1 else cpus)
         threads = [THREADS.setting(count) for count in thread_counts(cpus, ranks, now)]
     return [*threads, *start_settings(around)]

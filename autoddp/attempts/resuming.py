@@ -23,6 +23,7 @@ from autoddp.commandline.options import Options
 from autoddp.commandline.saved_recipes import arguments_digest
 from autoddp.commandline.script import ScriptSource, script_path
 from autoddp.commandline.secret_words import is_secret, without_secrets
+from autoddp.cpus import usable_cpus
 from autoddp.files import write_private
 from autoddp.runs.folder import RunFolder
 from autoddp.runs.owner import marked_in
@@ -114,7 +115,7 @@ def job_now(options: Options) -> Job:
         "arguments": arguments_digest(options),
         "named in them": {word: _digest(Path(word)) for word in sorted(set(_files_named(arguments)))},
         "environment": _digest_of(json.dumps(_variables(source), sort_keys=True)),
-        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cpus": usable_cpus(),
     }
 
 

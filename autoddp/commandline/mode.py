@@ -23,6 +23,7 @@ from autoddp.commandline.saved_recipes import (
     tuned_for_objective,
 )
 from autoddp.commandline.saved_rungs import of_ladder
+from autoddp.cpus import usable_cpus
 from autoddp.errors import NotTuned, RecipeError, UnfitRecipe, UsageError
 from autoddp.knobs import AS_WRITTEN, KNOBS, Configuration, Rung
 from autoddp.knobs.computing import THREADS
@@ -376,8 +377,7 @@ class _Saved:
         Who names the recipe means it, and several hosts must all do the same.
         """
         count = "" if self.several_nodes else self.launching.variables.get(THREADS.variable, "")
-        cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        ranks = processes_per_node(self.options.torchrun)
+        ranks, cpus = processes_per_node(self.options.torchrun), usable_cpus()
         if not count.isdecimal() or THREADS.variable in os.environ or int(count) <= max(1, cpus // ranks):
             return []
         return [f"env.{THREADS.variable} = {count!r}: {ranks} ranks on {cpus} CPUs here"]

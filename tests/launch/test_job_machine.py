@@ -236,14 +236,20 @@ def test_what_a_short_start_has_no_room_for_is_cut_to_a_third_of_it(desk: Desk) 
     assert starts(desk).orders[-1].steps == 10
 
 
-def test_a_script_that_leaves_by_an_exit_code_has_failed(desk: Desk) -> None:
-    """As many do where their loss is NaN: `sys.exit(1)` raises nothing that a rank could tell."""
+def left_within(desk: Desk) -> Future[BlockDone]:
+    """The block that was asked for when both ranks have said goodbye after 60 steps."""
     starts(desk)
     desk.asks()
     desk.block()
     block = desk.asks(steps=40)
     desk.goodbye(0, steps=60)
     desk.goodbye(1, steps=60)
+    return block
+
+
+def test_a_script_that_leaves_by_an_exit_code_has_failed(desk: Desk) -> None:
+    """As many do where their loss is NaN: `sys.exit(1)` raises nothing that a rank could tell."""
+    block = left_within(desk)
     desk.process_ended(0, "ended with exit code 1")
     desk.process_ended(1, "ended with exit code 1")
     desk.ended("rank 0 ended with exit code 1")
@@ -255,12 +261,7 @@ def test_a_script_that_leaves_by_an_exit_code_has_failed(desk: Desk) -> None:
 
 def test_a_script_that_has_ended_and_is_killed_then_is_asked_again(desk: Desk) -> None:
     """On gloo a process may end by SIGABRT although it has trained."""
-    starts(desk)
-    desk.asks()
-    desk.block()
-    block = desk.asks(steps=40)
-    desk.goodbye(0, steps=60)
-    desk.goodbye(1, steps=60)
+    block = left_within(desk)
     desk.process_ended(1, "killed by SIGABRT")
     assert desk.ended("rank 1 ended with exit code -6").result(0) is True
     assert starts(desk).orders[-1].steps == 18

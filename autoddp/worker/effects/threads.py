@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from autoddp.cpus import usable_cpus
 from autoddp.knobs import Configuration
 from autoddp.knobs.computing import THREADS
 from autoddp.worker.effects.base import Effect
@@ -71,8 +72,3 @@ def most_at_start() -> int:
         return len({place.read_text() for place in places})  # the hardware threads of a core list the same siblings
     except OSError:
         return usable_cpus()
-
-
-def usable_cpus() -> int:
-    """CPUs that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

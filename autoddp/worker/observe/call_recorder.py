@@ -30,6 +30,7 @@ import torch
 import torch.distributed as dist
 
 from autoddp import codec
+from autoddp.cpus import usable_cpus
 from autoddp.log import get_logger
 from autoddp.topology.nccl.interface_names import GLOO, NCCL
 from autoddp.wire.recorded_calls import (
@@ -476,7 +477,7 @@ class CallRecorder:
                 is_launched=self._is_launched,
                 launched_rank=int(rank) if rank.isdecimal() else None,
                 host=socket.gethostname(),
-                cores=len(os.sched_getaffinity(0)),
+                cores=usable_cpus(),
             )
         )
         self._note_look()

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from autoddp.bench import LinkFacts, LinkModel, load_cached
 from autoddp.bench.result import backend_variables
 from autoddp.codec import convert, plain, replace
+from autoddp.cpus import usable_cpus
 from autoddp.knobs import AnyKnob, Configuration, FirstLook, ObservedSteps, Setting, knobs_of, why_left_out
 from autoddp.knobs.computing import CUDA_GRAPHS, OPTIMIZE_DDP, THREADS, thread_counts
 from autoddp.knobs.ddp_arguments import BROADCAST_BUFFERS
@@ -30,7 +31,7 @@ from autoddp.worker.ddp.arguments import AVAILABLE_ARGUMENTS
 from autoddp.worker.ddp.private import backend_of
 from autoddp.worker.ddp.wrapped import Wrapped
 from autoddp.worker.effects.binding import Binding
-from autoddp.worker.effects.threads import Threads, most_at_start, usable_cpus
+from autoddp.worker.effects.threads import Threads, most_at_start
 from autoddp.worker.gradients.buffers import why_alike
 from autoddp.worker.observe.kernel_accounts import peak_memory
 from autoddp.worker.process.device import frees_memory, name_of, nccl_version
