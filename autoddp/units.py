@@ -119,6 +119,17 @@ def figure(value: float, digits: int = 4) -> str:
     return f"{value:.0f}" if is_long else f"{value:.{digits}g}"
 
 
+def ratio(value: float) -> str:
+    """A ratio with three digits, zeros at its end too, which say how exact it is.
+
+    >>> ratio(2.0), ratio(25.46), ratio(1204.0), ratio(0.333)
+    ('2.00', '25.5', '1204', '0.333')
+    """
+    if not 1 / _ENDLESS < value < _ENDLESS:
+        return f"{value:.3g}"
+    return f"{value:.{max(0, 2 - math.floor(math.log10(value)))}f}"
+
+
 def percent(share: float, form: str = ".0f") -> str:
     """A share as a text in percent. `form` is the format of the number.
 

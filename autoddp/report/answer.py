@@ -18,7 +18,7 @@ from autoddp.knobs import Configuration
 from autoddp.knobs.hook import POWERSGD_START_STEP
 from autoddp.log import WIDTH, wrapped
 from autoddp.study import Outcome, Standing
-from autoddp.units import gradient_error, milliseconds
+from autoddp.units import gradient_error, milliseconds, ratio
 
 _LABEL = 15  # columns
 _MOST_OF_A_FIX = 3  # lines
@@ -73,14 +73,25 @@ def _result(outcome: Outcome, configuration: Configuration) -> Iterator[Row]:
         why = why.removeprefix("undecided: ")
         yield Row("undecided" if is_open else "no gain", f"your settings stay: {before} {unit}")
         yield Row("  because", why.partition("; --allow ")[0])
+        yield _limit(outcome)
         return
     gain = standing.speedup
-    low, high = f"{gain.low:.3g}", f"{gain.high:.3g}"
+    low, high = ratio(gain.low), ratio(gain.high)
     moved = f"{before} → {outcome.figure(standing.seconds)} {unit} (99 % interval: ×{low} to ×{high})"
     better = "faster" if outcome.objective is None else outcome.objective.better
-    yield Row(f"×{gain.ratio:.3g} {better}", moved, good=True)
+    yield Row(f"×{ratio(gain.ratio)} {better}", moved, good=True)
     yield Row("  by", "; ".join(launched.with_values(**configuration).in_words))  # what has a variable, too
     yield Row("  training", _changes(standing, configuration))
+    yield _limit(outcome)
+
+
+def _limit(outcome: Outcome) -> Row:
+    """What keeps the fastest configuration from being faster still: without text if that is not the loaders."""
+    fastest = min(outcome.ladder, key=lambda one: one.seconds, default=None)
+    if fastest is None or not fastest.pace or fastest.seconds > fastest.pace:
+        return Row("", "")
+    every = f"{outcome.figure(fastest.pace)} {outcome.unit}"
+    return Row("  limit", f"your data loaders need {every}, however fast gradients travel")
 
 
 def _changes(standing: Standing, configuration: Configuration) -> str:
@@ -111,7 +122,7 @@ def _ways(outcome: Outcome, ways: Ways) -> Iterator[Row]:
     further = outcome.decision.further
     best = next((one for one in outcome.ladder if further is not None and one.rung is further), None)
     if best is not None and further is not None:
-        gain = f"--allow {further.value} would give ×{best.speedup.ratio:.3g}"
+        gain = f"--allow {further.value} would give ×{ratio(best.speedup.ratio)}"
         yield Row("more", f"{gain}: {best.configuration.changes}")
     if outcome.drifted:
         began, ended = (outcome.figure(seconds) for seconds in (outcome.baseline.seconds, outcome.baseline_seconds))

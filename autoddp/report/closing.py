@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from autoddp.knobs.configuration import BY_NAME
 from autoddp.study import Outcome
+from autoddp.units import ratio
 
 
 def what_was_won(outcome: Outcome) -> list[str]:
@@ -17,7 +18,7 @@ def what_was_won(outcome: Outcome) -> list[str]:
     if not launched or standing is None:
         return []
     before, after = outcome.figure(outcome.baseline_seconds), outcome.figure(standing.seconds)
-    gain = f"won: {after} {outcome.unit} in place of {before} (×{standing.speedup.ratio:.2f}), because of"
+    gain = f"won: {after} {outcome.unit} in place of {before} (×{ratio(standing.speedup.ratio)}), because of"
     settings = launched.plain().items()
     return [gain, *(f"  {name}={json.dumps(value)}: {BY_NAME[name].says}" for name, value in settings)]
 

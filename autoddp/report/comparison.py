@@ -17,7 +17,7 @@ from autoddp.diagnose.causes import in_words
 from autoddp.report.page_content import Job, PageContent, Values
 from autoddp.tables import aligned
 from autoddp.timing import Speedup, median, unpaired_speedup
-from autoddp.units import data_size, milliseconds
+from autoddp.units import data_size, milliseconds, ratio
 
 _FACTS = ("world_size", "nodes", "backend", "devices", "torch", "gradient_bytes", "links", "networks")
 
@@ -45,10 +45,10 @@ class Step:
             return ""
         low, high = self.times.low, self.times.high
         if low <= 1 <= high:
-            return f"no sure difference (×{low:.3g} to ×{high:.3g})"
+            return f"no sure difference (×{ratio(low)} to ×{ratio(high)})"
         if self.times.ratio > 1:
-            return f"×{self.times.ratio:.3g} faster ({low:.3g} to {high:.3g})"
-        return f"×{1 / self.times.ratio:.3g} slower ({1 / high:.3g} to {1 / low:.3g})"
+            return f"×{ratio(self.times.ratio)} faster ({ratio(low)} to {ratio(high)})"
+        return f"×{ratio(1 / self.times.ratio)} slower ({ratio(1 / high)} to {ratio(1 / low)})"
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from autoddp.own_code import lines_for
 from autoddp.recipe import parse
 from autoddp.report import page_pictures as pictures
 from autoddp.report.page_content import Headroom, PageContent, RankStages, Standing, Values, page_content
-from autoddp.units import data_size, duration, figure, gradient_error, milliseconds, percent, ranks_text
+from autoddp.units import data_size, duration, figure, gradient_error, milliseconds, percent, ranks_text, ratio
 from autoddp.version import __version__
 
 _SHARED = ("transfer", "waiting", "buffers")  # stages that end on all ranks together
@@ -125,7 +125,8 @@ def _environment() -> Environment:
         "size": data_size,
         "duration": duration,
         "figure": figure,
-        "times": lambda ratio: f"×{ratio:.2f}",
+        "times": lambda value: f"×{ratio(value)}",
+        "ratio": ratio,
     }
     return environment
 

@@ -7,6 +7,7 @@ run's log only, which has every line. Nothing is written to stdout: the script u
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -42,7 +43,7 @@ _BETWEEN = 15.0  # seconds between two lines that tell in a file how far the tri
 def _console() -> Console:
     # rich answers a broken pipe by ending the program.
     stderr = cast("IO[str]", UnfailingStderr())
-    if stderr.isatty():
+    if stderr.isatty() and not _is_in_background(stderr.fileno()):
         console = Console(file=stderr, **LITERAL)
         if not console.width:  # COLUMNS=0: rich would print nothing at all
             console.width = WIDTH
@@ -50,6 +51,13 @@ def _console() -> Console:
             return console
     # Services that run tests set FORCE_COLOR. rich then takes a file for a terminal, and would draw a spinner there.
     return Console(file=stderr, force_terminal=False, width=_PLAIN_WIDTH, **LITERAL)
+
+
+def _is_in_background(terminal: int) -> bool:
+    """Whether the terminal is the shell's meanwhile, as after `&`: its cursor must stay, and so what is typed there."""
+    with contextlib.suppress(OSError):  # it is not the terminal of this session
+        return os.tcgetpgrp(terminal) != os.getpgrp()
+    return False
 
 
 _drawn_on: Console | None = None
@@ -196,7 +204,7 @@ class Terminal(Observer):
 
     def enough(self, number: int, planned: int) -> None:
         """The trials have ended early."""
-        self._line(f"{number} of {planned} trials: no other should gain 1 %; --all-trials runs them all")
+        self._line(f"{number} of {planned} trials: no other should gain much; --all-trials runs them all")
 
     def _measured(self, record: TrialRecord, seconds_left: float) -> str:
         allowed = self._allows(record.configuration)

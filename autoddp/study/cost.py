@@ -40,6 +40,8 @@ class Cost:
         self.total = 0.0
         """Seconds that all measurements have taken, starts of the script included."""
         self._made = 0
+        self.queued = 0
+        """Batches that may wait in the queues of the script's loaders, as far as that is known."""
 
     @property
     def left(self) -> float:
@@ -173,5 +175,6 @@ class Cost:
         left = math.inf if done.left is None else done.left
         took = sum(done.seconds) * at_once + done.warmup_seconds + done.apply_seconds
         self.start, self._made = done.start, done.made
+        self.queued = max(self.queued, done.queued)
         self._certain, self._spent = left - took, done.start.spent + took
         return done

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from autoddp.knobs import AS_WRITTEN, GRADIENT_RUNGS, Rung
@@ -12,6 +11,7 @@ from autoddp.recipe.decision import WORTH_A_CHANGE
 from autoddp.settings import StudySettings
 from autoddp.study.outcome import Decision, Standing
 from autoddp.timing import Headroom
+from autoddp.units import ratio
 
 
 def decide(ladder: Sequence[Standing], asked: StudySettings, headroom: Headroom | None) -> Decision:
@@ -33,10 +33,10 @@ def decide(ladder: Sequence[Standing], asked: StudySettings, headroom: Headroom 
     beyond = _beyond(ladder, asked)
     if beyond is not None:
         rung, best = beyond
-        return Decision(configuration, f"{why}; --allow {rung.value} would give ×{short(best.speedup.ratio)}", rung)
+        return Decision(configuration, f"{why}; --allow {rung.value} would give ×{ratio(best.speedup.ratio)}", rung)
     maybe = _likely_beyond(ladder, asked, chosen.speedup.ratio if chosen else 1.0)
     if maybe is not None:
-        why += f"; --allow {maybe.rung.value} may give ×{short(maybe.speedup.ratio)}"
+        why += f"; --allow {maybe.rung.value} may give ×{ratio(maybe.speedup.ratio)}"
     return Decision(configuration, why)
 
 
@@ -64,12 +64,3 @@ def _likely_beyond(ladder: Sequence[Standing], asked: StudySettings, launched: f
     found = [one for one in ladder if one.rung in GRADIENT_RUNGS and not asked.allow.allows(one.rung)]
     found = [one for one in found if one.likely_low > WORTH_A_CHANGE * launched]
     return max(found, key=lambda one: one.speedup.ratio, default=None)
-
-
-def short(ratio: float) -> str:
-    """A ratio with three digits.
-
-    >>> short(1.984), short(25.46)
-    ('1.98', '25.5')
-    """
-    return f"{ratio:.{max(0, 2 - math.floor(math.log10(ratio)))}f}"

@@ -21,7 +21,7 @@ CLEARLY = 1.10
 """Speed-up that a setting must show in its first start: less is not worth the starts that would prove it."""
 ROUNDS = 4
 """Rounds in which starts with and starts without a setting alternate. Each round costs a start of the script. Four are
-the fewest that can prove a gain of `CLEARLY`: their 99 % interval is three times their spread."""
+the fewest that can prove a gain of `CLEARLY`: their interval is six times their spread, see `finals.Finals.take`."""
 _FRESH = 2  # additional warm-up steps: a fresh process is slow at first, because of allocators, page cache, TCP windows
 RESERVED = 5
 """Trials kept for a setting: the script as written, the best of each rung, and the best with several buckets."""

@@ -89,6 +89,8 @@ class Standing:
     """What the speed-up over the script as written likely is at least. Nothing is launched for it."""
     tests: int = 0
     """How many configurations share the error of the intervals, see `timing.bound`; 0: the rounds were fixed before."""
+    pace: float = 0.0
+    """Seconds in which the script's loaders give the batches of a step; 0.0 where they keep up."""
 
     @property
     def speedup_low(self) -> float:

@@ -19,7 +19,7 @@ from autoddp.recipe.decision import WORTH_A_CHANGE
 from autoddp.settings import StudySettings
 from autoddp.study.budget import StepBudget
 from autoddp.study.cost import Cost
-from autoddp.study.decision import decide, short
+from autoddp.study.decision import decide
 from autoddp.study.env_trials import RESERVED, EnvTrials, Screen, screened
 from autoddp.study.finals import MOST_ROUNDS, Finals, ladder_of
 from autoddp.study.forecast import Forecast, forecast_of, why_never
@@ -39,7 +39,7 @@ from autoddp.study.semifinals import Semifinal, contenders, run_semifinal, steps
 from autoddp.study.trials import Trials
 from autoddp.timing import Block, Headroom, difference, headroom
 from autoddp.timing.timeline import Timeline
-from autoddp.units import percent
+from autoddp.units import percent, ratio
 from autoddp.wire import JobFacts
 
 _SHARE_FOR_DIAGNOSIS = 0.25  # of the time that the trials may take
@@ -49,6 +49,9 @@ _MUCH = 1.5  # times as fast: beside that a rung that gains nothing is not looke
 _ROUNDS_OF_FINALS = 6  # that are usual
 _TIMES_OF_FINALS = 3  # that they are made, where contenders fail in them
 _AT_LEAST_FOR_SETTINGS = 2 * RESERVED  # trials that a study must have: at least half stay for knobs without a start
+_TIMES_QUEUED = 6  # steps for each batch in a queue: it is empty by the last third if steps use it up a quarter faster
+_LATE = 2  # of these, when it is empty. Half a queue is at least one burst: workers load two batches ahead, or more
+_BEHIND = 1.2  # times as long as steps that find their batches ready: less is noise
 
 
 class Study:
@@ -145,7 +148,7 @@ class Study:
                 trials.add_on_top(fixed)
                 trials.accumulate(fixed)
             if len(trials.records) > paired:
-                self._make_finals(baseline)
+                self._make_finals(baseline, computing)
                 paired = len(trials.records)
             had_answer, trials.has_answer = trials.has_answer, bool(self._finals.paired.finalists)
             if not trials.no_time:
@@ -157,15 +160,42 @@ class Study:
         if settings and self._cost.left > 0:
             self._with_starts(settings, baseline)
 
-    def _make_finals(self, baseline: TrialRecord) -> None:
+    def _make_finals(self, baseline: TrialRecord, computing: float) -> None:
         """Final rounds of the best of each rung; where one fails in them, again with the next best."""
         expected = {t.configuration: t.seconds for t in (*self._trials.records, baseline)}
+        if not self._finals.paired.rounds:
+            self._finals.pace = self._pace_of_loaders(baseline, computing)
         for _ in range(_TIMES_OF_FINALS):
             contenders = self._worth_rounds([c for rung in Rung if (c := self._contender(rung))], expected)
             failed = len(self._finals.failed)
             self._finals.run(contenders, expected)
             if len(self._finals.failed) == failed:
                 break
+
+    def _pace_of_loaders(self, baseline: TrialRecord, computing: float) -> float:
+        """Seconds in which the loaders give the batches of a step; 0.0 where they keep up, or that cannot be found out.
+
+        Worker processes load ahead, and while steps as written are timed their queues fill again. So a few faster steps
+        find their batches ready, and those of a launched job do not. Steps without reduction are the fastest there are:
+        they empty the queues, and take as long as the loaders then. The mean counts, because batches come in bursts,
+        one of each worker. The least of several means does: a step in which the script evaluates, saves or begins an
+        epoch is no fault of the loaders, and would make that of its burst as long as it likes.
+        """
+        queued, step = self._cost.queued, baseline.seconds
+        steps = _TIMES_QUEUED * queued
+        if not queued or self._cost.steps_of(0, steps) < steps:
+            return 0.0
+        if not self._reserve.can_pay([(AS_WRITTEN, step)], steps * step, steps):
+            return 0.0
+        try:
+            seconds = self._cost.block(AS_WRITTEN, 1, steps, reduce=False).seconds
+        except TrialFailed:  # the job was started again, and is as it was
+            return 0.0
+        if len(seconds) < steps:  # the script has ended meanwhile, and these are from another start, with full queues
+            return 0.0
+        late, burst = seconds[-_LATE * queued :], max(1, queued // _LATE)
+        pace = min(statistics.fmean(late[at : at + burst]) for at in range(0, len(late) - burst + 1, burst))
+        return pace if pace > _BEHIND * computing else 0.0
 
     def _worth_rounds(
         self, contenders: Sequence[Configuration], expected: Mapping[Configuration, float]
@@ -340,7 +370,7 @@ class Study:
         if tried and not ladder:
             left = [trial for trial in tried if trial.configuration not in self._finals.failed]
             best = min(left or tried, key=lambda trial: (not self._asked.allows(trial.configuration), trial.seconds))
-            gain = f"in its trial {best.configuration} was ×{short(self._budget.step / best.seconds)}"
+            gain = f"in its trial {best.configuration} was ×{ratio(self._budget.step / best.seconds)}"
             if not left and not ended:
                 return Decision(AS_WRITTEN, f"{gain}, and it failed later: your settings stay")
             why = f"undecided: {gain}, which final rounds must prove: your settings stay{more}"

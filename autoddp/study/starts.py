@@ -24,7 +24,7 @@ from autoddp.study.observer import Observer
 from autoddp.study.outcome import WORTHWHILE, Decision, Outcome, Standing, TrialRecord
 from autoddp.study.reserve import FEWEST_ROUNDS
 from autoddp.timing import LOOKS, Block, median
-from autoddp.units import duration, percent
+from autoddp.units import duration, percent, ratio
 from autoddp.wire import JobFacts
 
 _TIMES = 3  # starts as written that may fail in one round, although the first one did not
@@ -195,7 +195,7 @@ class StartStudy:
         if best is not None and best.seconds < baseline.seconds * (1 - WORTHWHILE):
             if best.configuration in self._finals.failed:
                 return Decision(AS_WRITTEN, f"{best.configuration} gained in its trial, and failed later: {stays}")
-            gain = f"in its trial {best.configuration} was ×{baseline.seconds / best.seconds:.3g}"
+            gain = f"in its trial {best.configuration} was ×{ratio(baseline.seconds / best.seconds)}"
             why = f"undecided: {gain}, which final rounds must prove: {stays}{self._more(ended, missing)}"
             return Decision(AS_WRITTEN, why, is_open=True)
         if missing > 0 and self._asked.trials:

@@ -7,6 +7,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from autoddp.units import ratio
+
 # Two-sided quantiles of Student's t for 99 %, by degrees of freedom; a table because one number is not worth SciPy.
 # 99 % and not 95 %: a study tests about five finalists, and should be wrong about any of them once in twenty studies.
 _T99 = (63.66, 9.925, 5.841, 4.604, 4.032, 3.707, 3.499, 3.355, 3.250, 3.169, 3.106, 3.055, 3.012, 2.977, 2.947)
@@ -28,7 +30,7 @@ class Speedup:
         return self.low > 1.0
 
     def __str__(self) -> str:
-        return f"×{self.ratio:.3g} ({self.low:.3g} to {self.high:.3g})"
+        return f"×{ratio(self.ratio)} ({ratio(self.low)} to {ratio(self.high)})"
 
 
 def speedup(before: Sequence[float], after: Sequence[float], reach: float | None = None) -> Speedup:
@@ -38,7 +40,7 @@ def speedup(before: Sequence[float], after: Sequence[float], reach: float | None
     number was fixed beforehand.
 
     >>> str(speedup([1.00, 1.02, 0.98], [0.50, 0.51, 0.49]))
-    '×2 (1.97 to 2.03)'
+    '×2.00 (1.97 to 2.03)'
 
     ValueError for fewer than two rounds, which give no interval, and for lists of different length.
     """
@@ -57,7 +59,7 @@ def unpaired_speedup(before: Sequence[float], after: Sequence[float]) -> Speedup
     The interval is Welch's with the degrees of freedom of the smaller side, which makes it rather too wide.
 
     >>> str(unpaired_speedup([1.00, 1.02, 0.98], [0.50, 0.51, 0.49, 0.50]))
-    '×2 (1.74 to 2.3)'
+    '×2.00 (1.74 to 2.30)'
 
     ValueError for fewer than two values on a side.
     """

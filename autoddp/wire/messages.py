@@ -143,6 +143,8 @@ class BlockDone(Message, frozen=True):
     """`Measure.start` of the order, which the launcher puts here."""
     made: _Count = 0
     """Steps of the script in this start so far."""
+    queued: _Count = 0
+    """Batches that may wait in the queues of the loaders of rank 0: so many come faster than they are loaded."""
     slowest: tuple[float, ...] = ()
     """Seconds of each measured step on the rank that was slowest in it: where ranks run free, means hide a slow one."""
     inputs: tuple[str, ...] = ()

@@ -2,21 +2,24 @@
 
     torchrun --nproc-per-node 2 jobs/mlp.py --steps 50 --times times.json
 
-It times its own steps, from zero_grad to the end of step(), and knows nothing of any launcher. The options from
+It times its own steps, from the batch to the end of step(), and knows nothing of any launcher. The options from
 --bucket-cap-mb on are DDP settings written by hand, for comparison with the same settings from elsewhere.
 """
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, IterableDataset
 
 
 def parse_args() -> argparse.Namespace:
@@ -29,6 +32,8 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=32, help="rows per rank and step (32)")
     parser.add_argument("--micro-batches", type=int, default=1, help="backward passes per step, each reduces (1)")
     parser.add_argument("--no-sync", action="store_true", help="by hand: only the last one reduces")
+    parser.add_argument("--workers", type=int, default=0, help="processes of a DataLoader for the batches (none)")
+    parser.add_argument("--batch-ms", type=float, default=0.0, help="milliseconds that a worker needs for a batch")
     parser.add_argument("--save", metavar="FILE", help="rank 0 writes the trained parameters here")
     parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo")
     parser.add_argument("--times", metavar="FILE", help="rank 0 writes the seconds of every rank's steps here")
@@ -74,15 +79,36 @@ def wrap(network: nn.Module, args: argparse.Namespace, device: torch.device) -> 
     return model
 
 
+class SlowBatches(IterableDataset[Tensor]):
+    """Batches for ever, each after so many seconds: a worker that waits for files takes no core from the ranks."""
+
+    def __init__(self, batch: Tensor, seconds: float) -> None:
+        self.batch, self.seconds = batch, seconds
+
+    def __iter__(self) -> Iterator[Tensor]:
+        while True:
+            time.sleep(self.seconds)
+            yield self.batch
+
+
+def batches_of(inputs: Tensor, args: argparse.Namespace) -> Iterator[Tensor]:
+    """The inputs again and again, at once or as the loader gives them."""
+    if not args.workers:
+        return itertools.repeat(inputs)
+    data = SlowBatches(inputs.cpu(), args.batch_ms / 1e3)
+    return iter(DataLoader(data, batch_size=None, num_workers=args.workers))
+
+
 def train(model: DDP, args: argparse.Namespace, device: torch.device) -> list[float]:
     """Seconds of each step."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     source = torch.Generator().manual_seed(dist.get_rank())
     inputs = torch.randn(args.batch, args.width, generator=source).to(device)
     targets = torch.randn(args.batch, args.width, generator=source).to(device)
-    seconds = []
+    batches, seconds = batches_of(inputs, args), []
     for _ in range(args.steps):
         began = time.perf_counter()
+        inputs = next(batches).to(device)
         optimizer.zero_grad()
         for micro in range(args.micro_batches):
             skips = args.no_sync and micro + 1 < args.micro_batches

@@ -47,12 +47,12 @@ def test_a_step_that_has_changed(by: float) -> None:
     for step in compared(summary(), faster(by)).steps[:2]:
         assert step.times is not None
         assert step.times.ratio == pytest.approx(by)
-        assert step.row()[3].startswith("×2 faster (" if by > 1 else "×2 slower (")
+        assert step.row()[3].startswith("×2.00 faster (" if by > 1 else "×2.00 slower (")
 
 
 def test_the_words_of_a_difference() -> None:
-    assert Step("x", 0.1, 0.05, Speedup(2.0, 1.6, 2.5)).row() == ("x", "100", "50.0", "×2 faster (1.6 to 2.5)")
-    assert Step("x", 0.05, 0.1, Speedup(0.5, 0.4, 0.8)).row()[3] == "×2 slower (1.25 to 2.5)"
+    assert Step("x", 0.1, 0.05, Speedup(2.0, 1.6, 2.5)).row() == ("x", "100", "50.0", "×2.00 faster (1.60 to 2.50)")
+    assert Step("x", 0.05, 0.1, Speedup(0.5, 0.4, 0.8)).row()[3] == "×2.00 slower (1.25 to 2.50)"
     assert Step("x", None, 0.1).row() == ("x", "–", "100", "")
 
 
@@ -89,7 +89,7 @@ def test_the_command(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["a.json", "b.json"]) == 0
     text = capsys.readouterr().out
     assert text.startswith("A  train.py (run 20251121-200000-host-4711)\nB  train.py (run 20251122-200000-host-4712)\n")
-    assert "×2 faster" in text
+    assert "×2.00 faster" in text
     assert max(map(len, text.splitlines())) <= 80
     assert run(["a.json", "b.json", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -30,6 +30,7 @@ from autoddp.report.page_content import page_content
 from autoddp.report.page_pictures import heat_map, one_step, stages_of, trials
 from autoddp.study import Observer, Study, StudySettings
 from autoddp.timing import median
+from autoddp.units import ratio
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "autoddp" / "report" / "templates"
 SVG = re.compile(r"<svg.*?</svg>", re.DOTALL)
@@ -133,7 +134,7 @@ def test_what_matters_is_there() -> None:
     assert "rank 1 on node0, backward: 27.1 ms" in text
     for one in content["ladder"]:
         gain = one["speedup"]
-        assert f"×{gain['ratio']:.3g} ({gain['low']:.3g} to {gain['high']:.3g})" in text
+        assert "×{} ({} to {})".format(*(ratio(gain[name]) for name in ("ratio", "low", "high"))) in text
     for one in content["trials"]:
         ms = "" if one["seconds"] is None else f"{one['seconds'] * 1e3:.1f}"
         assert f"{one['number']} {one['rung']} " in text

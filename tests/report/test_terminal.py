@@ -223,6 +223,40 @@ def test_on_a_terminal_lines_stand_above_the_spinner(term: str, columns: str, tm
     assert found == ["said", "told", "said again", "the end of it"]
 
 
+SHELL = """
+import fcntl, os, subprocess, sys, termios
+fcntl.ioctl(2, termios.TIOCSCTTY, 0)  # the terminal is this session's
+subprocess.run([sys.executable, "-c", sys.argv[1]], preexec_fn=os.setpgrp if sys.argv[2] == "&" else None, check=True)
+"""
+
+
+@pytest.mark.parametrize("how", ["", "&"])
+def test_nothing_is_drawn_where_the_user_types(how: str, tmp_path: Path) -> None:
+    """After `autoddp train.py &` the line of the cursor, and the cursor, are the shell's."""
+    ours, theirs = os.openpty()
+    written: list[bytes] = []
+
+    def read() -> None:
+        with contextlib.suppress(OSError):  # the last process has closed the terminal
+            while part := os.read(ours, 65536):
+                written.append(part)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    env = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "PYTHONPATH": str(Path(__file__).parents[2])}
+    words = [sys.executable, "-c", SHELL, SPINS, how]
+    shell = subprocess.Popen(words, cwd=tmp_path, env=env, stdin=theirs, stderr=theirs, start_new_session=True)
+    os.close(theirs)
+    try:
+        assert shell.wait(100) == 0
+    finally:
+        shell.kill()
+        reader.join()
+        os.close(ours)
+    assert (b"\x1b[?25l" in b"".join(written)) is (how == "")
+    assert b"autoddp: the end of it" in b"".join(written)
+
+
 @pytest.mark.parametrize("hosts", [("vm",), ("gpu-node-17", "gpu-node-18")])
 def test_a_diagnosis_on_80_columns_has_every_digit(hosts: tuple[str, ...]) -> None:
     """Rich takes columns away from each number where a row is too long."""

@@ -10,6 +10,7 @@ import pytest
 from launchers import whole
 from simulated import MIB, NOT_EVERYWHERE, SimulatedJob, error_of, facts
 
+from autoddp import codec
 from autoddp.knobs import AS_WRITTEN, BY_NAME, GRADIENT_RUNGS, Configuration, GradientError, Rung
 from autoddp.knobs.env import keeps_memory
 from autoddp.study import (
@@ -24,6 +25,7 @@ from autoddp.study import (
 )
 from autoddp.study.env_trials import ROUNDS
 from autoddp.units import percent
+from autoddp.wire import BlockDone
 
 LINKS = {  # MiB per second, seconds of latency
     "slow": (200.0, 0.0005),
@@ -74,6 +76,54 @@ def test_interruptions_of_the_script_do_not_spoil_it() -> None:
     assert sum(second > 2.0 for block in blocks for second in block.seconds) >= 3
     for standing in outcome.ladder:
         assert job.cost(standing.configuration) <= 1.03 * job.best(standing.rung)
+
+
+class Loading(SimulatedJob):
+    """Sixteen batches wait for it. Once they are used up, a step without reduction takes 0.1 s: as long as a batch."""
+
+    def __call__(self, configuration: Configuration, warmup: int, steps: int, **more: bool) -> BlockDone:
+        done = super().__call__(configuration, warmup, steps, **more)
+        late = () if more.get("reduce", True) else tuple(max(0.1, one) for one in done.seconds[16:])
+        return codec.replace(done, seconds=(*done.seconds[: len(done.seconds) - len(late)], *late), queued=16)
+
+
+def test_a_speedup_is_that_of_a_job_whose_queues_are_empty() -> None:
+    job = Loading(*LINKS["slow"])
+    outcome = run(job, trials=12, all_trials=True)
+    assert job.cost(AS_WRITTEN) > 0.1 > 2 * job.best(Rung.LOSSY)
+    for standing in outcome.ladder:
+        assert standing.seconds >= 0.1
+        assert standing.speedup.ratio <= 1.03 * job.cost(AS_WRITTEN) / 0.1
+
+
+class Ready(SimulatedJob):
+    """Thirty-two batches wait for it, and the loaders keep up."""
+
+    def __call__(self, configuration: Configuration, warmup: int, steps: int, **more: bool) -> BlockDone:
+        return codec.replace(super().__call__(configuration, warmup, steps, **more), queued=32)
+
+
+def test_steps_in_which_the_script_saves_are_not_taken_for_slow_loaders() -> None:
+    """Each 25th step saves for 0.9 s, so that any 32 steps have one. Its gain is that of the other steps."""
+    job = Ready(*LINKS["slow"], interruption=0.9)
+    outcome = run(job, trials=12, all_trials=True)
+    assert any(order.steps >= 32 and not order.reduce for order in job.asked)
+    assert {standing.pace for standing in outcome.ladder} == {0.0}
+    most = job.cost(AS_WRITTEN) / job.best(Rung.LOSSY)
+    assert max(standing.speedup.ratio for standing in outcome.ladder) > 0.8 * most
+
+
+class Ending(Ready):
+    """It ends in the long block, as a script of unknown length may: what is timed is of its next start."""
+
+    def __call__(self, configuration: Configuration, warmup: int, steps: int, **more: bool) -> BlockDone:
+        done = super().__call__(configuration, warmup, steps, **more)
+        return codec.replace(done, seconds=(0.2,) * 3) if steps > 32 else done
+
+
+def test_what_another_start_gives_is_no_pace() -> None:
+    outcome = run(Ending(*LINKS["slow"]), trials=12, all_trials=True)
+    assert {standing.pace for standing in outcome.ladder} == {0.0}
 
 
 def test_headroom_is_the_share_of_the_reduction() -> None:

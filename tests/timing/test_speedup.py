@@ -85,10 +85,10 @@ def test_no_interval_without_pairs(before: list[float], after: list[float]) -> N
 @pytest.mark.parametrize(
     ("gain", "sure", "text"),
     [
-        (Speedup(1.5, 1.4, 1.6), True, "×1.5 (1.4 to 1.6)"),
-        (Speedup(1.02, 0.99, 1.05), False, "×1.02 (0.99 to 1.05)"),
-        (Speedup(1.0, 1.0, 1.0), False, "×1 (1 to 1)"),
-        (Speedup(16.42, 15.83, 17.04), True, "×16.4 (15.8 to 17)"),
+        (Speedup(1.5, 1.4, 1.6), True, "×1.50 (1.40 to 1.60)"),
+        (Speedup(1.02, 0.99, 1.05), False, "×1.02 (0.990 to 1.05)"),
+        (Speedup(1.0, 1.0, 1.0), False, "×1.00 (1.00 to 1.00)"),
+        (Speedup(16.42, 15.83, 17.04), True, "×16.4 (15.8 to 17.0)"),
     ],
 )
 def test_what_people_read(gain: Speedup, sure: bool, text: str) -> None:

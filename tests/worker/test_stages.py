@@ -24,8 +24,11 @@ from stages_checks import (
     parameters_as_written,
     parameters_under_experiments,
 )
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from autoddp.worker.observe import loader
+from autoddp.worker.observe.stages import Stages
 
 
 @pytest.fixture(scope="module")
@@ -238,3 +241,19 @@ def test_what_changes_no_arithmetic_leaves_the_same_bits(tmp_path: Path) -> None
     for one, other in zip(tried, written, strict=True):
         assert one["threads"]
         assert all(torch.equal(a, b) for a, b in zip(one["parameters"], other["parameters"], strict=True))
+
+
+def test_how_many_batches_may_wait_is_known_while_nothing_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A validation's loader does not count."""
+    for owner, name in (
+        (DataLoader, "__iter__"),
+        (_BaseDataLoaderIter, "__next__"),
+        (_BaseDataLoaderIter, "_next_index"),
+    ):
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+    loaders = loader.Loaders(Stages())
+    loaders.install()
+    assert len(list(DataLoader(range(4), num_workers=2, prefetch_factor=3))) == 4  # type: ignore[arg-type]
+    with torch.no_grad():
+        assert len(list(DataLoader(range(4), num_workers=4, prefetch_factor=4))) == 4  # type: ignore[arg-type]
+    assert loaders.prefetched == 6

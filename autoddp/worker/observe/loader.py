@@ -235,7 +235,7 @@ class Loaders:
         """Whether batches that the script is given are kept."""
         self.given = 0
         self.prefetched = 0
-        """Batches that may wait in the loader's queues, at most."""
+        """Batches that may wait in the loader's queues, at most; known whether or not events are wanted."""
         self.workers = 0
         """Worker processes of the script's own loaders; of several loaders, of the one with the most."""
         self.indexed = True
@@ -307,9 +307,11 @@ class Loaders:
     def _wrapped(self, function: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def patched(of: Any, *args: Any, **kwargs: Any) -> Any:
-            idle = not (self.watch or self.keep or self._gives_kept or self._served)
             # A loader may be read inside another one's, as a wrapper does: only the outer one is the script's.
-            if self._busy or not self._trains or self._validates(of) or idle:
+            if self._busy or not self._trains or self._validates(of):
+                return function(of, *args, **kwargs)
+            self.prefetched = max(self.prefetched, _queue_of(of))
+            if not (self.watch or self.keep or self._gives_kept or self._served):
                 return function(of, *args, **kwargs)
             self._busy = True
             self._events.wait_begins()
@@ -369,11 +371,9 @@ class Loaders:
         samples, elements, size = _measures(batch)
         if self.keep and not self._gives_kept and not kept.full:
             kept.add(batch, elements, size)
-        waiting = getattr(iterator, "_prefetch_factor", 0) or 0
         self.workers = max(self.workers, iterator._num_workers)
         self.persistent |= iterator._persistent_workers
         self.indexed &= not isinstance(iterator._dataset, IterableDataset)
-        self.prefetched = max(self.prefetched, iterator._num_workers * waiting)
         self._events.gave(samples, elements, was_ready)
         return batch
 
@@ -427,6 +427,15 @@ class Loaders:
                 self._kept.append(found)
             found.data_set = _reference(data_set)
         return found
+
+
+def _queue_of(loader: Any) -> int:
+    """Batches that may wait in the queues of a loader, or of an iterator of one."""
+    if isinstance(loader, DataLoader):
+        workers, ahead = getattr(loader, "num_workers", 0), getattr(loader, "prefetch_factor", 0)
+    else:
+        workers, ahead = loader._num_workers, getattr(loader, "_prefetch_factor", 0)
+    return int((workers or 0) * (ahead or 0))
 
 
 def _in_hand(iterator: Any) -> int:

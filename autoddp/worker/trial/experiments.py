@@ -101,6 +101,11 @@ class Experiments:
         ddp = next(wrapped.ddp for wrapped in self._patch.alive() if wrapped.ddp is not None)
         return next(parameter.device for parameter in ddp.parameters() if parameter.requires_grad)
 
+    @property
+    def queued(self) -> int:
+        """Batches that may wait in the queues of the script's loaders."""
+        return self._loaders.prefetched
+
     def forget(self) -> None:
         """Free the kept batches."""
         self._loaders.forget()

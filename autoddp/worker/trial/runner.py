@@ -142,8 +142,9 @@ class TrialRunner:
         compiles: bool = False,
         inputs: Callable[[], Sequence[str]] = tuple,
         made: Callable[[], int] = int,
+        queued: Callable[[], int] = int,
     ) -> None:
-        """`inputs`: see `BlockDone.inputs`; `made`: see `BlockDone.made`."""
+        """`inputs`, `made`, `queued`: see `BlockDone`."""
         self._model = model
         self._ranks = ranks
         self._director = director
@@ -151,6 +152,7 @@ class TrialRunner:
         self._compiles = compiles
         self._inputs = inputs
         self._made = made
+        self._queued = queued
         self._compiled_before = self._compiled_at_start = self._again = 0
         self._steps_left = self._warmup = 0
         self._at_once, self._since_lap = 1, 0
@@ -303,6 +305,7 @@ class TrialRunner:
             slowest=tuple(map(max, laps)),
             inputs=merged(*(inputs for _, inputs, *_ in gathered)),
             made=self._made(),
+            queued=self._queued(),
             ranks=tuple(convert(recorded, RankSteps) for _, _, recorded, _ in gathered if recorded is not None),
             timelines=_fitting([convert(one, Timeline) for *_, one in gathered if one is not None]),
         )
