@@ -36,6 +36,8 @@ def differences(fits: Fits, **known: Any) -> list[str]:
                 found.append(_phrase(name, fits.script, next(iter(here))))
             continue
         there, here = (_PLAIN.get(name, _same)(value) for value in (getattr(fits, name), here))
+        if name in _VERSIONS and here in there.split(AND):
+            continue  # hosts may have several; this one has one of them
         if there != here:
             found.append(_phrase(name, there, here))
     return found
@@ -72,6 +74,9 @@ _PLAIN: Mapping[str, Callable[[Any], Any]] = {
 """How a part is brought into the form to compare: 2.13.0+cpu → 2.13.0, eight equal devices → one."""
 
 _ANY_OF = ("devices", "links", "networks", "ranks_of_nodes")
+_VERSIONS = ("torch", "cuda", "nccl")
+AND = " and "
+"""Word between the versions of hosts that have different ones."""
 _LABELS = {
     "world_size": "world size",
     "ranks_of_nodes": "ranks of a node",

@@ -91,3 +91,10 @@ def test_the_refusal_names_them_all() -> None:
 def test_a_part_that_does_not_exist_is_our_own_fault() -> None:
     with pytest.raises(AssertionError, match="wrld"):
         differences(FITS, wrld=3)
+
+
+def test_hosts_with_several_versions_of_torch() -> None:
+    """The host without the version of rank 0 tuned again at each start, while the other launched with the recipe."""
+    of_both = replace(FITS, torch="2.12.1 and 2.13.0")
+    assert [differences(of_both, torch=here) for here in ("2.12.1", "2.13.0+cu130")] == [[], []]
+    assert differences(of_both, torch="2.14.0") == ["torch 2.12.1 and 2.13.0 in the recipe, 2.14.0 here"]

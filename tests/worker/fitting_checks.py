@@ -8,6 +8,7 @@ built in the end. `recipe = None` is the script alone: what a refused recipe mus
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import pickle
@@ -64,10 +65,16 @@ class Case:
     """A second model is built and trained when the first has been."""
     joins: bool = False
     """Rank 1 has inputs for half of the steps, and DDP divides by the ranks that still have some."""
+    no_sync: bool = False
+    """All micro-batches of a step but the last are under `no_sync`."""
     looks: bool = False
     """The model is called once more, without gradients, before the backward pass of each micro-batch."""
     again: bool = False
     """Another object is built around the same parameters and gets other inputs; on rank 0 the first one stays alive."""
+    shares: bool = False
+    """The model returns one of its parameters beside its output, and the last step has one micro-batch alone."""
+    peeks: bool = False
+    """Rank 0 alone runs a training pass before the backward pass of each micro-batch; the last step has one alone."""
 
 
 BF16 = {"hook": "bf16"}
@@ -79,6 +86,7 @@ CASES = {
     "plain, odd": Case(None, odd_rank=1),
     "plain, clips": Case(None, clips=True),
     "plain, micro-batches": Case(None, micro_batches=2),
+    "plain, no_sync": Case(None, micro_batches=2, no_sync=True),
     "plain, two": Case(None, models=2),
     "plain, joins": Case(None, joins=True),
     "hook fits": Case(BF16),
@@ -99,9 +107,14 @@ CASES = {
     "implicit_no_sync refused": Case({"defer_reductions": 2}, inputs=OTHERS, micro_batches=2),
     "implicit_no_sync fits, alone": Case({"defer_reductions": 2}, inputs=FREE, alone=True, micro_batches=2),
     "implicit_no_sync fits, looks": Case({"defer_reductions": 2}, looks=True, micro_batches=2),
+    "plain, shares": Case(None, shares=True, micro_batches=2),
+    "implicit_no_sync fits, shares": Case({"defer_reductions": 2}, shares=True, micro_batches=2),
+    "plain, peeks": Case(None, peeks=True, micro_batches=2),
+    "implicit_no_sync fits, peeks": Case({"defer_reductions": 2}, inputs=FREE, peeks=True, micro_batches=2),
     "caps fit": Case(CAPS),
     "caps refused": Case(CAPS, inputs=OTHERS),
     "static refused": Case({"static_graph": True}, inputs=OTHERS),
+    "static graph, no_sync": Case({"static_graph": True}, micro_batches=2, no_sync=True),
     "other parameters": Case(BF16, digests="0123456789abcdef"),
     "started elsewhere": Case({**BF16, **CAPS}, started=1),
     "one of two refused": Case(BF16, models=2, inputs=[*with_model(FITS, 0, 2), *with_model(OTHERS, 1, 2)]),
@@ -119,6 +132,11 @@ class Network(nn.Sequential):
         super().__init__(nn.Linear(FEATURES, width), nn.Tanh(), nn.Linear(width, 4))
 
 
+class Sharing(Network):
+    def forward(self, x: torch.Tensor) -> Any:
+        return super().forward(x), self[2].bias
+
+
 def order_of(case: Case, folder: Path, name: str) -> WorkerConfig:
     digests = case.digests or "+".join(parameters_digest(Network(24 + n)) for n in range(case.models))
     return WorkerConfig(
@@ -134,7 +152,7 @@ def order_of(case: Case, folder: Path, name: str) -> WorkerConfig:
 
 def train(case: Case, rank: int) -> dict[str, Any]:
     torch.manual_seed(7)
-    models = [DDP(Network(24 + n)) for n in range(case.models)]
+    models = [DDP((Sharing if case.shares else Network)(24 + n)) for n in range(case.models)]
     built = models
     if case.restored:
         models = [pickle.loads(pickle.dumps(model)) for model in built]  # the first ones stay alive
@@ -148,8 +166,10 @@ def train(case: Case, rank: int) -> dict[str, Any]:
     if case.alone and rank == 0:
         models[0](torch.zeros(1, FEATURES))
     for step in range(STEPS):
+        is_short = step == STEPS - 1 and (case.shares or case.peeks)
+        this = replace(case, micro_batches=1) if is_short else case
         for number, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
-            one_step(case, rank, step * 10 + number, model, optimizer)
+            one_step(this, rank, step * 10 + number, model, optimizer)
         if case.alone and rank == 0:
             models[0](torch.zeros(1, FEATURES))
         steps.append([p.detach().clone() for model in models for p in model.parameters()])
@@ -174,14 +194,24 @@ def one_step(case: Case, rank: int, seed: int, model: DDP, optimizer: torch.opti
     for micro in range(case.micro_batches):
         source = torch.Generator().manual_seed(1000 * seed + 10 * rank + micro)
         inputs = torch.randn(BATCH + (case.odd_rank == rank), FEATURES, generator=source)
-        loss = nn.functional.cross_entropy(model(inputs), inputs[:, :4].argmax(1))
-        if case.looks:
-            with torch.no_grad():
-                model(inputs)
-        loss.backward()
+        is_local = case.no_sync and micro < case.micro_batches - 1
+        with model.no_sync() if is_local else contextlib.nullcontext():
+            one_micro_batch(case, rank, model, inputs)
     if case.clips:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
     optimizer.step()
+
+
+def one_micro_batch(case: Case, rank: int, model: DDP, inputs: torch.Tensor) -> None:
+    outputs = model(inputs)
+    scores, shared = outputs if case.shares else (outputs, torch.zeros(1))
+    loss = nn.functional.cross_entropy(scores, inputs[:, :4].argmax(1)) + shared.square().mean()
+    if case.looks:
+        with torch.no_grad():
+            model(inputs)
+    if case.peeks and rank == 0:
+        model(torch.zeros(1, FEATURES))
+    loss.backward()
 
 
 def how_built(models: Sequence[DDP]) -> dict[str, Any]:

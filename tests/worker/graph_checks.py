@@ -241,6 +241,36 @@ def replaces_a_buffer(run: Run, rank: int) -> None:
         run.step()
 
 
+def replaces_a_layer(run: Run, rank: int) -> None:
+    """One without parameters, as of a script that has another dropout or activation from some epoch on."""
+    for number, x in enumerate(batches(rank)):
+        if number == 7:
+            run.ddp.module.blocks[1].inner[2] = nn.ReLU()
+        run.backward(x)
+        run.step()
+
+
+def appends_a_layer(run: Run, rank: int) -> None:
+    for number, x in enumerate(batches(rank)):
+        if number == 7:
+            run.ddp.module.blocks[1].inner.append(nn.Sigmoid())
+        run.backward(x)
+        run.step()
+
+
+def other_weights(run: Run, rank: int) -> None:
+    """Passes with weights made of the model's own, as in meta-learning, or with noise on them."""
+    for number, x in enumerate(batches(rank)):
+        if number < 7:
+            run.backward(x)
+        else:
+            weights = {name: p * 0.9 for name, p in run.ddp.named_parameters()}
+            loss = torch.func.functional_call(run.ddp, weights, (x,))["out"].square().mean()
+            loss.backward()
+            run.losses.append(loss.detach())
+        run.step()
+
+
 def averages_weights(run: Run, rank: int) -> None:
     """A deep copy and a pickle, made while graphs stand, compute by themselves."""
     average = None
@@ -277,11 +307,12 @@ def autocast_turned_off(run: Run, rank: int) -> None:
 
 LOOPS = (plain, zeroed_in_place, accumulates, reduces_each_micro_batch, two_forwards, forward_for_nothing, other_shapes,
          other_arguments, evaluates, past_ddp, moves_parameters, freezes, adds_a_hook, changes_a_setting,
-         replaces_a_buffer, keeps_outputs, averages_weights, under_autocast, autocast_turned_off)  # fmt: skip
+         replaces_a_buffer, replaces_a_layer, appends_a_layer, other_weights, keeps_outputs, averages_weights,
+         under_autocast, autocast_turned_off)  # fmt: skip
 SERVED = {  # forward passes of the whole model that a graph can serve, of the 8 steps after capture; the others cannot
     "accumulates": 8, "reduces_each_micro_batch": 14, "two_forwards": 8, "forward_for_nothing": 3, "other_shapes": 6,
     "other_arguments": 5, "past_ddp": 8, "moves_parameters": 3, "freezes": 3, "adds_a_hook": 3,
-    "changes_a_setting": 3, "replaces_a_buffer": 3,
+    "changes_a_setting": 3, "replaces_a_buffer": 3, "replaces_a_layer": 3, "appends_a_layer": 3, "other_weights": 3,
 }  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from autoddp import codec
 from autoddp.diagnose.collectives.ends import StepEnds
 from autoddp.diagnose.collectives.recording import recorded
-from autoddp.wire.recorded_calls import TRIAL, WATCH, RecordingPlan, ThreadsTrial, UsedNamed
+from autoddp.wire.recorded_calls import TRIAL, WATCH, BuildsNamed, RecordingPlan, ThreadsTrial, UsedNamed
 from autoddp.worker.observe.call_recorder import CallRecorder
 from autoddp.worker.observe.collectives import methods_that_start_something
 from autoddp.worker.observe.first_uses import FirstUses
@@ -156,6 +156,23 @@ def _first_uses(use: Callable[[torch.Tensor], Any]) -> list[int]:
     return [one.place for one in said if isinstance(one, UsedNamed)]
 
 
+def test_calls_that_are_given_what_the_call_before_has_brought() -> None:
+    """Of place 2; those of place 1 are each of another tensor, whatever is done with the results."""
+    said: list[Any] = []
+    watch = FirstUses(time.perf_counter, lambda: None, said.append)
+    assert watch.begin(0.0)
+    first, values, number = torch.ones(4), torch.ones(4), 0
+    for _ in range(4):
+        made = [first.clone(), torch.tensor([1.0])]
+        for one in made:
+            watch.called(number := number + 1, 1, [one], number, number + 0.5)
+            one /= 2
+        square = ((values - made[1]) ** 2).sum()
+        watch.called(number := number + 1, 2, [square], number, number + 0.5)
+    watch.end()
+    assert [one.place for one in said if isinstance(one, BuildsNamed)] == [2]
+
+
 def test_turns_with_other_threads(ranks: list[dict[str, Any]]) -> None:
     """As written, twice three, as written; what is called meanwhile is in no row."""
     for rank in ranks:
@@ -199,6 +216,17 @@ def test_steps_are_seen_in_a_process_that_calls_no_collective(tmp_path: Path) ->
     made = StepEnds(tmp_path)
     made.look()
     assert [len(ends) for ends in made.of_optimizers().values()] == [3]
+
+
+def test_each_optimizer_ends_a_step_though_several_step_in_one_line(tmp_path: Path) -> None:
+    """`for one in optimizers: one.step()` with two of a class: a step is as long as from one to the same one."""
+    recorder = CallRecorder(RecordingPlan(str(tmp_path)), is_launched=True)
+    optimizers = [torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1) for _ in range(2)]
+    for _ in range(3):
+        for one in optimizers:
+            recorder.stepped(one)
+    (process,) = recorded(tmp_path).processes
+    assert [sums.count for place, sums in process.sums.items() if place.is_step] == [3, 3]
 
 
 def test_an_optimizer_uses_its_gradients_though_it_may_read_them_in_code_of_its_own(tmp_path: Path) -> None:

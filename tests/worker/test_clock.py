@@ -196,6 +196,15 @@ def test_without_an_optimizer_forwards_count(script: Script) -> None:
     assert script.during(optimizer(script.ours, script.second).step) == 0  # one clock, not two
 
 
+def test_without_an_optimizer_each_step_has_one_forward(script: Script) -> None:
+    """Else each step would seem to have one more reduction than the step before it."""
+    found: list[int] = []
+    script.clock._on_step = lambda: found.append(script.clock.forwards)
+    for _ in range(20):
+        script.forward()
+    assert found[1:] == [1] * 6
+
+
 def test_an_optimizer_that_steps_after_many_forwards_is_waited_for(script: Script) -> None:
     one, found = optimizer(script.ours, script.second), []
     for _ in range(5):

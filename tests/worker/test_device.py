@@ -25,6 +25,7 @@ from autoddp.worker.graphs.signature import signature_of
 from autoddp.worker.observe.stages import Stages
 from autoddp.worker.observe.stopwatch import CudaStopwatch, WallStopwatch, stopwatch_for
 from autoddp.worker.process.device import Backlog, as_current, keep_busy, memory_reserved, seed, synchronize
+from autoddp.worker.trial import tuning
 from autoddp.worker.trial.live_ddp import LiveDdp
 
 SOURCES = sorted((Path(__file__).resolve().parents[2] / "autoddp").rglob("*.py"))
@@ -76,6 +77,20 @@ def test_a_cpus_steps_need_no_device(cuda: FakeCuda) -> None:
     assert isinstance(stopwatch_for(torch.device("cpu")), WallStopwatch)
     synchronize(torch.device("cpu"))
     assert cuda.contexts == set()
+
+
+@pytest.mark.parametrize(("kind", "ends"), [("cpu", False), ("cuda:1", False), ("xpu", True), ("hpu", True)])
+def test_a_model_whose_steps_nothing_waits_for_ends_tuning(
+    monkeypatch: pytest.MonkeyPatch, kind: str, ends: bool
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(tuning, "stopper", lambda socket: said.append)
+    monkeypatch.setattr(tuning, "keep_compilers_out", lambda: None)
+    config = SimpleNamespace(socket="")
+    job: Any = SimpleNamespace(handlers=[], accumulation=None, wrapped_any=True, _started=0, _config=config)
+    wrapped = SimpleNamespace(ddp=None, parameters=[SimpleNamespace(device=torch.device(kind))])
+    tuning._TuningJob.built(job, wrapped)  # type: ignore[arg-type]
+    assert [kind in why for why in said] == [True] * ends
 
 
 def test_a_delay_lies_on_the_models_stream(cuda: FakeCuda) -> None:

@@ -130,6 +130,29 @@ def test_a_pass_without_gradients_before_the_backward_pass_changes_no_step(folde
     assert found["told"] == []
 
 
+def test_a_parameter_that_the_model_returns_changes_no_step(folder: Path) -> None:
+    """It outlives each pass: what was said of a pass that reduces must not hold for one that is put off."""
+    found = ranks(folder, "implicit_no_sync fits, shares")[0]
+    assert far(found, ranks(folder, "plain, shares")[0]) < 1e-6
+    assert found["told"] == []
+
+
+def test_a_training_pass_of_one_rank_before_the_backward_pass_changes_no_step(folder: Path) -> None:
+    """What the backward pass gives is not taken for that pass's, or that rank would count one more than the others."""
+    found = ranks(folder, "implicit_no_sync fits, peeks")[0]
+    assert far(found, ranks(folder, "plain, peeks")[0]) < 1e-6
+    assert found["told"] == []
+
+
+def test_a_first_pass_that_does_not_reduce_is_one_without_a_static_graph(folder: Path) -> None:
+    """As where the recipe was measured without accumulation: torch launches the buckets there, and fails."""
+    found = ranks(folder, "static graph, no_sync")[0]
+    assert far(found, ranks(folder, "plain, no_sync")[0]) < 1e-6
+    assert found["static"] == [False]
+    (line,) = found["told"]
+    assert line.startswith("warning: the recipe's static_graph is left out: the script does not reduce in the first")
+
+
 def test_arguments_that_fit_stay(folder: Path) -> None:
     assert ranks(folder, "caps fit")[0]["views"] == [HAS_VIEWS]
 

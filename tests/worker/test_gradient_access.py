@@ -181,6 +181,27 @@ def test_a_script_that_holds_gradients_of_kept_steps_is_stopped() -> None:
     assert held
 
 
+@pytest.mark.usefixtures("alone")
+def test_a_rate_that_is_set_in_a_hook_of_the_optimizer_stays() -> None:
+    """A scheduler goes on with every step of the script, wherever the script calls it."""
+    script = Script()
+    wrapped = [Wrapped(script.model, {})]
+    switch = ReductionSwitch(lambda ddp: wrapped[0])
+    implicit_no_sync = ImplicitNoSync(switch, lambda: wrapped)
+    accumulation = Accumulation(switch, lambda: wrapped, implicit_no_sync, pytest.fail)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(script.optimizer, 0.5)
+    script.optimizer.register_step_post_hook(lambda *_: scheduler.step())
+    add_handler(accumulation)
+    accumulation.steps = AT_ONCE
+    for number in range(AT_ONCE):
+        accumulation.forward_begins(script.model)
+        script.backward(number, 1.0)
+        script.step()
+        script.optimizer.zero_grad()
+    remove_handler(accumulation)
+    assert script.optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 0.5**AT_ONCE)
+
+
 def test_a_scaler_that_is_off_steps_whatever_has_a_step() -> None:
     """Such an object has no parameters that anybody knows."""
 

@@ -19,6 +19,7 @@ from autoddp.knobs.ddp_arguments import GRADIENT_AS_BUCKET_VIEW
 from autoddp.worker.ddp.arguments import AVAILABLE_ARGUMENTS
 from autoddp.worker.graphs.capture import Sample, capture
 from autoddp.worker.graphs.observed_calls import Watching, blocks_of
+from autoddp.worker.graphs.replay import Replay, SharedMemory
 from autoddp.worker.graphs.signature import signature_of
 
 LOOP_NAMES = [loop.__name__ for loop in LOOPS]
@@ -179,6 +180,19 @@ class Assigns(nn.Module):
         return y
 
 
+class Appends(nn.Module):
+    """Leaves a loss in a list, from which the script adds all up, and which it then empties."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.losses = nn.Linear(2, 2), [torch.zeros(())]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.losses.append(self.layer.weight.square().sum())
+        y: torch.Tensor = self.layer(x)
+        return y
+
+
 X = torch.ones(3, 2)
 
 
@@ -193,6 +207,28 @@ def test_a_module_that_sets_its_own_attributes_is_not_captured(what: str) -> Non
     assert module.mean is before
     assert torch.equal(module.mean, content)
     assert module.loss is None
+
+
+def test_a_module_that_fills_a_list_is_not_captured() -> None:
+    """Its graph would fill none, and the script would train without that loss."""
+    module = Appends()
+    (before,) = module.losses
+    signature, tensors = signature_of((X,), {})
+    with pytest.raises(RuntimeError, match="Appends sets its losses anew in each pass"):
+        capture([Sample(module, module, signature, tensors, None)], static_callables)
+    assert len(module.losses) == 1
+    assert module.losses[0] is before
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_a_module_with_a_part_in_torchscript_is_known_again() -> None:
+    """Its parameters are in a dictionary that has no `get`."""
+    module = nn.Sequential(nn.Linear(2, 2), torch.jit.script(nn.Linear(2, 2)))
+    signature, tensors = signature_of((X,), {})
+    replay = Replay(Sample(module, module, signature, tensors, None), module, SharedMemory(), 0)
+    assert replay._state() == replay._captured
+    module[1].weight.data = torch.zeros(2, 2)
+    assert replay._state() != replay._captured
 
 
 @pytest.mark.parametrize("draw", [random.random, numpy.random.rand], ids=["random", "numpy"])

@@ -18,13 +18,15 @@ def when_backward_begins(
 
     Returns whether there is such a tensor. A script may save it: without the mark torch would warn that this hook is
     not saved with it.
+
+    A parameter that a module returns beside its output is none: it outlives the pass, and would keep the hooks of all.
     """
 
     def begins(_gradient: torch.Tensor) -> None:
         call()
 
     unserializable_hook(begins)
-    found = [tensor for tensor in tensors(output) if tensor.requires_grad]
+    found = [tensor for tensor in tensors(output) if tensor.requires_grad and not tensor.is_leaf]
     for tensor in found:
         tensor.register_hook(begins)
     return bool(found)

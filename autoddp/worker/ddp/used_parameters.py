@@ -6,6 +6,10 @@ next forward pass; a rank that has all gradients waits meanwhile. So each rank c
 some stops with an exception before its optimizer steps. The launcher then ends the others.
 
 Without `find_unused_parameters` a missing gradient is an error of the script's own, and nothing is counted.
+
+DDP learns the graph in the first backward pass, and launches all buckets there, also under `no_sync()`: torch fails
+then with an internal error (2.13 still does). So where the script does not reduce in that pass, as one that accumulates
+does, the object goes on without the static graph.
 """
 
 from __future__ import annotations
@@ -20,8 +24,11 @@ from autoddp.knobs.ddp_arguments import FIND_UNUSED, STATIC_GRAPH
 from autoddp.log import tell
 from autoddp.worker.ddp.backward import after_this_backward, when_backward_begins
 from autoddp.worker.ddp.handlers import DdpEvents
+from autoddp.worker.ddp.private import must_reduce
 from autoddp.worker.ddp.wrapped import Wrapped
 from autoddp.worker.gradients.switch import ReductionSwitch
+
+_FIRST_IS_NOT_REDUCED = "the script does not reduce in the first backward pass, in which DDP learns the graph"
 
 
 class _Watched:
@@ -38,6 +45,11 @@ class _Watched:
     def _note(self, place: int) -> Callable[[torch.Tensor], None]:
         return lambda _parameter: self.missing.discard(place)
 
+    @property
+    def gave_none(self) -> bool:
+        """Whether the present pass has given no gradient at all: `torch.autograd.grad` gives none."""
+        return len(self.missing) == self._count
+
     def begin(self) -> None:
         """A backward pass is about to begin."""
         self.missing.update(range(self._count))
@@ -49,10 +61,15 @@ class _Watched:
 
 
 class UsedParameters(DdpEvents):
-    """RuntimeError in a backward pass that reduces and does not reach all parameters."""
+    """RuntimeError in a backward pass that reduces and does not reach all parameters.
 
-    def __init__(self, switch: ReductionSwitch) -> None:
-        self._switch = switch
+    `of` gives what is known of an object; `left_out(why)` is called where one goes on without the static graph.
+    """
+
+    def __init__(
+        self, switch: ReductionSwitch, of: Callable[[DDP], Wrapped | None], left_out: Callable[[str], None]
+    ) -> None:
+        self._switch, self._of, self._left_out = switch, of, left_out
         self._watched: dict[Wrapped, _Watched] = {}
 
     def built(self, wrapped: Wrapped) -> None:
@@ -67,6 +84,15 @@ class UsedParameters(DdpEvents):
         if watched is not None:
             watched.stop()
 
+    def forward_begins(self, ddp: DDP) -> None:
+        """See `DdpEvents`. A pass of training is run by all ranks, so they all change in the same one."""
+        if not (torch.is_grad_enabled() and ddp.training and must_reduce(ddp)) or self._switch.as_written(ddp):
+            return
+        wrapped = self._of(ddp)
+        if wrapped is not None and wrapped.leave_out_static_graph():
+            self.forget(wrapped)
+            self._left_out(_FIRST_IS_NOT_REDUCED)
+
     def returned(self, ddp: DDP, what: object) -> object:
         """See `DdpEvents`. A backward pass from what the module has returned is about to give all gradients."""
         wrapped = next((one for one in self._watched if one.ddp is ddp), None)
@@ -78,7 +104,7 @@ class UsedParameters(DdpEvents):
 
     def _check(self, wrapped: Wrapped) -> None:
         ddp, watched = wrapped.ddp, self._watched.get(wrapped)
-        if ddp is None or watched is None or not watched.missing:
+        if ddp is None or watched is None or not watched.missing or watched.gave_none:
             return
         names = {id(parameter): name for name, parameter in ddp.module.named_parameters()}
         name = names.get(watched.ids[min(watched.missing)], "one that the script has taken out of the model")

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs import AS_WRITTEN, Configuration
-from autoddp.knobs.ddp_arguments import BROADCAST_BUFFERS, OF_BUCKETS
+from autoddp.knobs.ddp_arguments import BROADCAST_BUFFERS, OF_BUCKETS, STATIC_GRAPH
 from autoddp.knobs.hook import HOOK
 from autoddp.worker.ddp import private
 from autoddp.worker.ddp.arguments import as_arguments, why_untouchable, without_self
@@ -202,6 +202,17 @@ class Wrapped:
         if self.script_hook is not None or HOOK.name not in configuration:
             return False
         self.rebuild(configuration.without({HOOK.name}), start_step, around)
+        return True
+
+    def leave_out_static_graph(self) -> bool:
+        """Reduce without the static graph of the configuration from the pass that begins on; whether there was one.
+
+        All ranks must call this before the same pass. A static graph of the script's own stays.
+        """
+        configuration, start_step, around = self._present
+        if not STATIC_GRAPH.of(configuration):
+            return False
+        self.rebuild(configuration.without({STATIC_GRAPH.name}), start_step, around)
         return True
 
     def register_exact_hook(self, around: Callable[[Hook, dist.ProcessGroup], Hook]) -> bool:

@@ -20,7 +20,7 @@ from torch.optim.optimizer import Optimizer
 
 from autoddp.knobs import Configuration
 from autoddp.knobs.micro_batches import DEFER_REDUCTIONS, DISCARDS_GRADIENTS, READS_GRADIENTS
-from autoddp.worker.ddp.backward import when_backward_begins
+from autoddp.worker.ddp.backward import after_this_backward, when_backward_begins
 from autoddp.worker.ddp.handlers import DdpEvents
 from autoddp.worker.ddp.private import is_joining, must_reduce, version_of
 from autoddp.worker.ddp.wrapped import Wrapped
@@ -38,6 +38,10 @@ class _Pass:
         self.was_pending = was_pending
         self.parameters = parameters
         self.is_put_off = self.was_taken_back = False
+        self.look_again()
+
+    def look_again(self) -> None:
+        """What the gradients are now, another pass has given."""
         self._before = self._gradients()
 
     def _gradients(self) -> list[tuple[int, int] | None]:
@@ -136,6 +140,9 @@ class ImplicitNoSync(Effect, DdpEvents, GradientHandler):
             self._forwards += 1
             if this.is_put_off:
                 self._is_not_reduced(this.parameters)
+            if self._last is not None:  # a later forward pass, perhaps of one rank alone: this one gives the gradients
+                self._last.was_pending |= this.is_put_off
+                after_this_backward(self._last.look_again)
 
     def _look_back(self) -> None:
         """Take back what was decided for a forward pass that nobody has gone backward from so far.

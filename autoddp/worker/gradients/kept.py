@@ -57,8 +57,11 @@ class KeptGradients:
         """Put back what was aside while this optimizer has stepped: one more step is kept."""
         self.put_back()
         for group, before in zip(optimizer.param_groups, self._groups, strict=True):
+            # Some optimizers count their steps there, whether or not there are gradients. The rate is that of a
+            # scheduler, which the script may step in a hook of the optimizer.
+            rate = {name: group[name] for name in ("lr",) if name in group}
             group.clear()
-            group.update(before)  # some optimizers count their steps there, whether or not there are gradients
+            group.update(before | rate)
         self.steps, self._stay_in_place = self.steps + 1, True
         self._seen = {p: (weakref.ref(p.grad), version_of(p.grad)) for p in self._parameters() if p.grad is not None}
 

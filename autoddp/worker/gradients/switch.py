@@ -30,6 +30,8 @@ class ReductionSwitch:
         self.on = True
         self.put_off = False
         """Whether the backward pass of the present forward pass leaves its reduction to a later one."""
+        self.script_prepares: Callable[[object], None] = lambda reducer: None
+        """Called where a script prepares the reducer of an object whose forward it never called with gradients."""
         self._read_by_ddp = False
         self._asked: weakref.WeakSet[DDP] = weakref.WeakSet()
         """Objects of which DDP has asked whether they reduce, so far."""
@@ -45,10 +47,12 @@ class ReductionSwitch:
 
         Some scripts do so too: Lightning where a module optimizes by hand, Accelerate in `trigger_sync_in_backward`.
         """
-        if self.on or self._read_by_ddp:
+        if self._read_by_ddp:
             return True
         ddp = next((one for one in self._asked if one.__dict__.get("reducer") is reducer), None)
-        return ddp is None or must_reduce(ddp) or self._of(ddp) is None
+        if ddp is None:
+            self.script_prepares(reducer)
+        return self.on or ddp is None or must_reduce(ddp) or self._of(ddp) is None
 
     def as_written(self, ddp: DDP) -> bool:
         """Whether the script has this object reduce now."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -124,8 +125,8 @@ def capture(samples: Sequence[Sample], make: Make) -> list[Graphed]:
 def _without_a_trace(by_position: _ByPosition, sample: Sample) -> list[torch.Tensor]:
     """`one_pass` of the module itself. RuntimeError if the pass puts other things in the place of those that it holds.
 
-    A running mean that is assigned and not written in place, a loss or a count that the script reads from the module:
-    a graph would leave in their place what its capture has put there.
+    A running mean that is assigned and not written in place, a loss or a count that the script reads from the module or
+    from a list in it: a graph would leave in their place what its capture has put there.
     """
     held = [(inner, _held_by(inner)) for inner in sample.module.modules()]
     found = one_pass(by_position, sample.inputs(), by_position)
@@ -138,15 +139,33 @@ def _without_a_trace(by_position: _ByPosition, sample: Sample) -> list[torch.Ten
 
 
 _NOTHING = object()
+_CONTAINERS, _OF_EVERY_MODULE = (list, dict), frozenset(vars(nn.Module()))
+
+
+def _containers_of(module: nn.Module) -> dict[str, Any]:
+    """The module's own lists and dictionaries, by name: a pass may leave something in them for the script."""
+    own = ((name, value) for name, value in vars(module).items() if name not in _OF_EVERY_MODULE)
+    return {name: value for name, value in own if type(value) in _CONTAINERS}
 
 
 def _held_by(module: nn.Module) -> dict[str, Any]:
-    """Attributes and buffers of the module alone, by name."""
-    return {**vars(module), **dict(module.named_buffers(recurse=False))}
+    """Attributes and buffers of the module alone, by name; of a list or a dictionary a copy."""
+    copies = {name: copy.copy(value) for name, value in _containers_of(module).items()}
+    return {**vars(module), **copies, **dict(module.named_buffers(recurse=False))}
 
 
 def _same(one: Any, other: Any) -> bool:
-    return one is other or (type(one) is type(other) and isinstance(one, CONSTANTS) and bool(one == other))
+    if one is other or type(one) is not type(other):
+        return one is other
+    if isinstance(one, _CONTAINERS):
+        parts = [[*each, *each.values()] if isinstance(each, dict) else each for each in (one, other)]
+        return len(one) == len(other) and all(map(_same, *parts))
+    return isinstance(one, CONSTANTS) and bool(one == other)
+
+
+def _refill(container: Any, content: Any) -> None:
+    container.clear()
+    (container.extend if isinstance(container, list) else container.update)(content)
 
 
 def _one_device(samples: Sequence[Sample]) -> torch.device:
@@ -208,6 +227,7 @@ def no_trace(samples: Sequence[Sample]) -> Iterator[None]:
     """Put buffers and random numbers back afterwards: warm-up passes move BatchNorm's statistics and draw numbers."""
     modules = [inner for sample in samples for inner in sample.module.modules()]
     held = [(inner, dict(vars(inner)), dict(inner.named_buffers(recurse=False))) for inner in modules]
+    filled = [(value, copy.copy(value)) for inner in modules for value in _containers_of(inner).values()]
     buffers = [buffer for sample in samples for buffer in sample.module.buffers()]
     before = [buffer.clone() for buffer in buffers]
     devices = {t.device for sample in samples for t in (*sample.module.parameters(), *buffers) if t.is_cuda}
@@ -220,6 +240,8 @@ def no_trace(samples: Sequence[Sample]) -> Iterator[None]:
             random.setstate(pythons)
             if numpy:
                 numpy.random.set_state(numpys)
+            for container, content in filled:
+                _refill(container, content)
             for inner, attributes, own in held:  # a pass may put another tensor in the place of one
                 vars(inner).update(attributes)
                 for name, buffer in own.items():

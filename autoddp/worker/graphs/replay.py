@@ -92,10 +92,15 @@ class Replay:
         self._model, self._module, self._signature = sample.model, module, sample.signature
         self._graphed, self._memory, self._place = graphed, memory, place
         self._modules = list(module.modules())
-        self._parameters = list(module.parameters())
-        # By their names, because a script may put another buffer, or another number, in the place of one. The buffers
-        # are held too: no other tensor gets the place of one that is gone.
-        self._buffers = [(inner, *one) for inner in self._modules for one in inner.named_buffers(recurse=False)]
+        # By their names, because a script may put something else in the place of one: for good, or for a pass, as
+        # functional_call does with parameters. What was there is held: nothing else gets the place of what is gone.
+        self._held = [
+            (place, name, value)
+            for inner in self._modules
+            for place in _places_in(inner)
+            for name, value in place.items()
+            if isinstance(value, (nn.Module, torch.Tensor))
+        ]
         self._settings = [
             (vars(inner), name)
             for inner in self._modules
@@ -103,7 +108,7 @@ class Replay:
             if isinstance(value, CONSTANTS)
         ]
         self._hooks = hooks_inside(module)
-        self._device = self._parameters[0].device.type
+        self._device = sample.device.type
         with under_autocast(sample):
             self._captured = self._state()
         self._armed = False
@@ -151,16 +156,27 @@ class Replay:
         """What the kernels have taken for granted, besides the arguments."""
         return (
             surroundings(self._device),
-            [module.training for module in self._modules],
-            [(p.data_ptr(), p.requires_grad) for p in self._parameters],
-            [_place_of(getattr(inner, name, None)) for inner, name, _ in self._buffers],
+            [(module.training, len(vars(module)["_modules"])) for module in self._modules],
+            # TorchScript keeps them in dictionaries of its own, which have no `get`.
+            [_part(place[name] if name in place else None) for place, name, _ in self._held],  # noqa: SIM401
             [_setting(attributes.get(name)) for attributes, name in self._settings],
         )
 
 
-def _place_of(buffer: Any) -> tuple[int, bool] | None:
-    """The address of a buffer; None where the script has put something else in its place."""
-    return (buffer.data_ptr(), buffer.requires_grad) if isinstance(buffer, torch.Tensor) else None
+_PARTS = ("_modules", "_parameters", "_buffers")
+
+
+def _places_in(module: nn.Module) -> list[dict[str, Any]]:
+    """Dictionaries of the module alone: of its layers, parameters and buffers, and of its other attributes."""
+    own = vars(module)
+    return [own, *(own[name] for name in _PARTS)]
+
+
+def _part(value: Any) -> tuple[int, int, bool] | int:
+    """What tells a layer or a tensor from another one, and a tensor from itself at another address, if it has one."""
+    if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+        return id(value), value.data_ptr(), value.requires_grad
+    return id(value)
 
 
 def _setting(value: Any) -> object:

@@ -91,7 +91,7 @@ class _Applied(DdpHandlers):
             self._check = ParameterCheck(knobs_that_part_ranks(configuration), self._switch)
             self.handlers.append(self._check)
         if STATIC_GRAPH.of(configuration):
-            self._used_parameters = UsedParameters(self._switch)
+            self._used_parameters = UsedParameters(self._switch, patch.of, _learn_no_graph)
             self.handlers.append(self._used_parameters)
         if BROADCAST_BUFFERS.name in configuration:
             self._local_buffers = LocalBuffers(self._switch, _broadcast_again)
@@ -238,6 +238,10 @@ def _around_both(outer: Around, inner: Around) -> Around:
 
 def _broadcast_again(why: str) -> None:
     _warn(f"the recipe's {BROADCAST_BUFFERS.name} is left out from here on: {why}")
+
+
+def _learn_no_graph(why: str) -> None:
+    _warn(f"the recipe's {STATIC_GRAPH.name} is left out: {why}")
 
 
 def _give_copies(why: str) -> None:

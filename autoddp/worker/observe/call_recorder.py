@@ -423,8 +423,9 @@ class CallRecorder:
             assert inner.f_back is not None
             inner = inner.f_back
         tensor = next(_tensors(args), None)
-        # Parts of one call are told apart in the order in which they are first seen.
-        whole = (*key[:3], called)
+        # Parts of one call are told apart in the order in which they are first seen; and so are optimizers that step in
+        # one line, because each of them ends a step.
+        whole = (0 if place.group is None else key[0], *key[1:3], called)
         part = self._parts[whole] = self._parts.get(whole, -1) + 1
         return PlaceNamed(
             place=int(place.number),

@@ -29,13 +29,17 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
-from autoddp.wire.recorded_calls import UsedNamed, WaitsNamed
+from autoddp.wire.recorded_calls import BuildsNamed, UsedNamed, WaitsNamed
 
 _SHORTEST, _LONGEST = 0.3, 3.0  # seconds of a watch
 _OFTEN = 3  # times that each place is seen, from which the shortest watch is long enough
 _MOST_BETWEEN = 16  # calls; a script with two buffers in turns uses the result after the next call of the same place
 _PAST_THE_DISPATCHER = ("tolist", "numpy", "data_ptr", "untyped_storage", "__dlpack__")
 """Methods that read a tensor, or let others read it. Pickling takes the storage, and `__array__` is `numpy`."""
+_OVERWRITES = ("aten::copy_", "aten::zero_", "aten::fill_")
+"""Operations whose result has nothing of the first thing that they are given."""
+_BRINGS_IN = "aten::lift_fresh"
+"""What `torch.tensor` ends with: memory that was filled past the dispatcher."""
 _storage_of = torch.Tensor.untyped_storage
 
 
@@ -66,10 +70,10 @@ class FirstUses:
         self,
         clock: Callable[[], float],
         script_frame: Callable[[], FrameType | None],
-        say: Callable[[UsedNamed | WaitsNamed], None],
+        say: Callable[[UsedNamed | BuildsNamed | WaitsNamed], None],
     ) -> None:
         self._clock, self._script_frame, self._say = clock, script_frame, say
-        self._operations = _Operations(self._touched)
+        self._operations = _Operations(self._touched, self._made)
         self._before: dict[str, Any] = {}
         self._thread = 0
         self._began = 0.0
@@ -81,6 +85,9 @@ class FirstUses:
         self._seen: dict[int, int] = {}
         self._found: dict[int, UsedNamed] = {}
         self._unknown: set[int] = set()
+        self._calls = 0
+        self._newest: dict[int, int] = {}  # memory → the number of the last call from which something in it comes
+        self._builds: dict[int, int] = {}  # place → calls that were given something of the call right before
 
     def begin(self, now: float) -> bool:
         """Look at this thread's operations from here on; False where that cannot begin at this moment."""
@@ -112,6 +119,9 @@ class FirstUses:
         for place, found in () if _runs_compiled_functions() else self._found.items():
             if place not in self._unknown:
                 self._say(found)
+        for place, often in self._builds.items():
+            if 2 * often > self._seen[place]:
+                self._say(BuildsNamed(place))
         if self._waited:
             self._say(WaitsNamed(min(1.0, self._cpu_of_waits / self._waited)))
 
@@ -124,6 +134,8 @@ class FirstUses:
                 setattr(torch.Tensor, name, before)
         self._before.clear()
         self._open.clear()
+        self._newest.clear()
+        self._calls = 0
         if threading.get_ident() == self._thread and self._may_end:
             self._operations.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
@@ -132,8 +144,13 @@ class FirstUses:
         if threading.get_ident() != self._thread:
             return
         self._gap_ends(began, returned)
-        self._started[work] = (place, tuple(_addresses(given)), time.thread_time())
+        addresses = tuple(_addresses(given))
+        self._started[work] = (place, addresses, time.thread_time())
         self._seen[place] = self._seen.get(place, 0) + 1
+        builds = any(self._newest.get(one) == self._calls for one in addresses if one) and self._calls > 0
+        self._builds[place] = self._builds.get(place, 0) + builds
+        self._calls += 1
+        self._newest.update(dict.fromkeys(addresses, self._calls))
 
     def waited(self, work: int, began: float, ended: float, is_blocking: bool) -> None:
         """The end of a call was waited for, before its function returned if `is_blocking`."""
@@ -193,6 +210,20 @@ class FirstUses:
             self._in_gap.append(_Use(call.place, call.calls, self._clock(), file, line))
             self._open = {other: one for other, one in self._open.items() if one is not call}
 
+    def _made(self, func: Any, given: Any, result: Any) -> None:
+        """An operation has made this of that. One that returns nothing has changed what it was given."""
+        if not self._calls:
+            return
+        try:
+            (args, kwargs), name = given, func.name().partition(".")[0]
+            read = (args[1:] if name in _OVERWRITES else args, kwargs)
+            sources = () if name == _BRINGS_IN else _addresses(read)
+            newest = [self._newest.get(address, 0) for address in sources]
+            changed = _addresses(given if result is None else result)
+            self._newest.update(dict.fromkeys(changed, max(newest, default=0)))
+        except Exception:  # such a tensor's class may be the script's: then nothing is known of it
+            return
+
 
 class _Operations(TorchDispatchMode):
     """Tells of the tensors that each operation is given."""
@@ -204,14 +235,16 @@ class _Operations(TorchDispatchMode):
         """Compiled functions run as they are: torch would leave them uncompiled in a mode that does not say so."""
         return True
 
-    def __init__(self, touched: Callable[[Any, Any], None]) -> None:
+    def __init__(self, touched: Callable[[Any, Any], None], made: Callable[[Any, Any, Any], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._tell = touched
+        self._tell, self._tell_made = touched, made
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not getattr(func, "is_view", False):
             self._tell((args, kwargs), types)
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        self._tell_made(func, (args, kwargs), result)
+        return result
 
 
 def _in_backward() -> bool:

@@ -73,6 +73,7 @@ class StepClock(DdpEvents, GradientHandler):
             return
         if self._by_forwards:
             self._end_step()
+            self.forwards = 0
         elif self._clock is None and not self._seen and self.forwards >= self._patience:
             self._lose_patience()
         self.forwards += 1

@@ -37,6 +37,17 @@ def is_gpu(device: torch.device) -> bool:
     return device.type in GPU_TYPES
 
 
+def why_not_timed(device: torch.device) -> str:
+    """Why the steps of a model on that device cannot be timed; "" if they can.
+
+    An accelerator of another kind (xpu, hpu, npu, mps, xla) does its work later too, and nothing here waits for it:
+    what is timed would be the time that Python takes to queue a step.
+    """
+    if device.type == "cpu" or is_gpu(device):
+        return ""
+    return f"its model is on {device.type}, and only steps on CPUs and on CUDA or ROCm GPUs can be timed"
+
+
 def current_stream(device: torch.device) -> Stream:
     """The stream of a GPU on which this thread queues its work now."""
     return torch.cuda.current_stream(device)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -144,9 +145,11 @@ def _opens_to_change(arguments: tuple[Any, ...]) -> bool:
 
 
 def _rename_folders_by_copying() -> None:
-    """Rename folders by copying where the overlay cannot rename them, as `mv` does.
+    """Rename by copying where the overlay cannot rename, as `mv` does.
 
-    An overlay in a user namespace cannot rename a folder of its lower layer.
+    An overlay in a user namespace cannot rename a folder of its lower layer. An ordinary user has an overlay for each
+    folder of a disk with mounts below it: so a file, too, cannot be renamed from /tmp to /home there, although both
+    are on one disk.
     """
     rebind({id(each): (each, _Rename(each)) for each in (os.rename, os.replace)}, classes=True)
 
@@ -163,10 +166,25 @@ class _Rename:
         try:
             self._original(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
         except OSError as error:
-            real_folder = src_dir_fd is None and dst_dir_fd is None and os.path.isdir(src)
-            if error.errno != errno.EXDEV or not real_folder or os.path.islink(src):
+            if error.errno != errno.EXDEV or src_dir_fd is not None or dst_dir_fd is not None:
                 raise
-            if os.path.isdir(dst):
-                os.rmdir(dst)  # as rename does: only an empty folder is replaced
-            shutil.copytree(src, dst, symlinks=True)
-            shutil.rmtree(src)
+            if not os.path.isdir(src) or os.path.islink(src):
+                self._move_file(os.fsdecode(src), os.fsdecode(dst))
+            else:
+                if os.path.isdir(dst):
+                    os.rmdir(dst)  # as rename does: only an empty folder is replaced
+                shutil.copytree(src, dst, symlinks=True)
+                shutil.rmtree(src)
+
+    def _move_file(self, src: str, dst: str) -> None:
+        if os.path.isdir(dst) and not os.path.islink(dst):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), src, None, dst)
+        beside = f"{dst}.autoddp-{os.getpid()}"
+        try:
+            shutil.copy2(src, beside, follow_symlinks=False)
+            self._original(beside, dst)  # who reads `dst` sees the old file or the whole new one
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(beside)
+            raise
+        os.unlink(src)

@@ -20,6 +20,7 @@ from autoddp.knobs.computing import CUDA_GRAPHS, OPTIMIZE_DDP, THREADS, thread_c
 from autoddp.knobs.ddp_arguments import BROADCAST_BUFFERS
 from autoddp.knobs.env import NodeAndJob, start_settings
 from autoddp.knobs.micro_batches import ACCUMULATE_STEPS
+from autoddp.recipe.match import AND
 from autoddp.topology import Fingerprint, cgroup_cpus, fingerprint, free_memory
 from autoddp.topology.nccl.conf import nccl_conf
 from autoddp.topology.nccl.tuner import nccl_tuner
@@ -66,7 +67,7 @@ def gather_facts(
     # A few streams of TCP do not fill the fastest devices, however good they are.
     tcp = min(machine.tcp_gbps, _MOST_OF_TCP[backend])
     promised = (backend == "nccl" and machine.rdma_gbps) or tcp if looks else None
-    here = [machine.links, machine.network, promised, (_cores(), local)]
+    here = [machine.links, machine.network, promised, (_cores(), local), _versions(backend)]
     mine = [name_of(device), plain(observed), *free, *here]
     has_room = looks and device.type == "cpu" and free_memory() > local * peak_memory()
     starts = None
@@ -87,8 +88,17 @@ def _cores() -> int:
     return usable_cpus() if quota is None else max(1, min(usable_cpus(), int(quota)))
 
 
+def _versions(backend: str) -> tuple[str, str, str]:
+    """Versions of torch, and where NCCL is used of CUDA and NCCL; a recipe has those of all hosts."""
+    on_gpus = backend == "nccl"
+    cuda, nccl = str(torch.version.cuda or ""), ".".join(map(str, nccl_version())) if on_gpus else ""
+    return torch.__version__.split("+")[0], cuda if on_gpus else "", nccl
+
+
 def _facts(wrapped: Sequence[Wrapped], ranks: RankStore, of_all: list[list[Any]], config: WorkerConfig) -> JobFacts:
-    names, observed, pinned, counts, unbound, links, networks, promised, cores, starts = zip(*of_all, strict=True)
+    parts = zip(*of_all, strict=True)
+    names, observed, pinned, counts, unbound, links, networks, promised, cores, versions, starts = parts
+    of_torch, of_cuda, of_nccl = (AND.join(sorted({*kind} - {""})) for kind in zip(*versions, strict=True))
     backend = backend_of(_ddp(wrapped[0]))
     steps = [convert(one, ObservedSteps) for one in observed]
     asked: dict[AnyKnob, bool] = {ACCUMULATE_STEPS: config.accumulates, OPTIMIZE_DDP: config.recompiles}
@@ -123,7 +133,7 @@ def _facts(wrapped: Sequence[Wrapped], ranks: RankStore, of_all: list[list[Any]]
         nodes=ranks.nodes,
         backend=backend,
         devices=tuple(sorted(set(names))),
-        torch=torch.__version__.split("+")[0],
+        torch=of_torch,
         gradient_bytes=gradient_bytes,
         parameters_digest="+".join(dict.fromkeys(w.digest for w in wrapped)),
         ddp_arguments={name: _short(value) for w in wrapped for name, value in w.arguments.items()},
@@ -134,8 +144,8 @@ def _facts(wrapped: Sequence[Wrapped], ranks: RankStore, of_all: list[list[Any]]
         links=tuple(sorted(set(links) - {""})) if backend == "nccl" else (),
         networks=tuple(sorted(set(networks) - {""})) if ranks.nodes > 1 else (),
         network_gbps=min(rate for rate in promised if rate is not None) if ranks.nodes > 1 else 0.0,
-        cuda=str(torch.version.cuda or "") if backend == "nccl" else "",
-        nccl=".".join(map(str, nccl_version())) if backend == "nccl" else "",
+        cuda=of_cuda,
+        nccl=of_nccl,
         start_settings=tuple(map(Configuration, settings)),
         cuda_graphs=look.graph_modes if CUDA_GRAPHS.name in knobs else (),
         compiles=look.compiled,

@@ -15,7 +15,7 @@ from autoddp.knobs import ObservedSteps
 from autoddp.knobs.ddp_arguments import GRADIENT_AS_BUCKET_VIEW
 from autoddp.wire import LauncherClient, WorkerConfig
 from autoddp.wire.started_with import started_with
-from autoddp.worker.ddp.handlers import CAPTURES, UNPICKLED, DdpHandlers
+from autoddp.worker.ddp.handlers import CAPTURES, PASSES_BY, UNPICKLED, DdpHandlers
 from autoddp.worker.ddp.inputs import InputsSeen
 from autoddp.worker.ddp.model import parameters_digest
 from autoddp.worker.ddp.patch import Patch, watch_uneven_inputs
@@ -37,7 +37,7 @@ from autoddp.worker.observe.first_steps import ByHand, KeepsGradients, ReadsGrad
 from autoddp.worker.observe.kernel_accounts import PageFaultCount
 from autoddp.worker.observe.step_clock import StepClock
 from autoddp.worker.observe.stopwatch import stopwatch_for
-from autoddp.worker.process.device import Backlog
+from autoddp.worker.process.device import Backlog, why_not_timed
 from autoddp.worker.process.ending import leave, leave_at_the_end_of_training
 from autoddp.worker.process.heartbeat import ask_the_device
 from autoddp.worker.process.rank_store import RankStore
@@ -58,6 +58,7 @@ def start_tuning(config: WorkerConfig, launcher: LauncherClient, threads_given: 
     switch = ReductionSwitch(patch.of)
     job = _TuningJob(config, launcher, patch, switch, Threads(threads_given, config.threads_pinned))
     patch.events = job
+    switch.script_prepares = job.script_prepares
     patch.install()
     switch.install()
     job.experiments.watch_collectives()
@@ -129,6 +130,8 @@ class _TuningJob(DdpHandlers):
         why = why_another_world(ddp, self._started) if ddp is not None else ""
         if why:  # ranks that this launcher has not started take no orders, and the others would wait for them
             stopper(self._config.socket)(f"{why}: such a job cannot be measured")
+        if why := next(filter(None, (why_not_timed(parameter.device) for parameter in wrapped.parameters)), ""):
+            stopper(self._config.socket)(why)
 
     def unknown_trains(self) -> None:
         """See `DdpEvents`. Its steps cannot be measured, so tuning ends."""
@@ -138,6 +141,11 @@ class _TuningJob(DdpHandlers):
     def script_captures(self, ddp: DDP) -> None:
         """See `DdpEvents`. Tuning ends: another configuration would free the buckets that the graph writes into."""
         stopper(self._config.socket)(f"{CAPTURES}: no configuration can be applied to what it repeats")
+
+    def script_prepares(self, reducer: object) -> None:
+        """See `ReductionSwitch`. Tuning ends: such a pass is not seen, and would count as one that reduces nothing."""
+        if any(w.ddp is not None and w.ddp.reducer is reducer for w in self._patch.alive()):
+            stopper(self._config.socket)(f"{PASSES_BY}: such passes cannot be measured")
 
     def takes(self, module: nn.Module) -> bool:
         """Whether a new model gets the present configuration: later, only such models as were measured."""
@@ -282,6 +290,7 @@ class _TuningJob(DdpHandlers):
             facts.compiles,
             inputs=lambda: self._inputs.texts(digests),
             made=lambda: self._launcher.steps,
+            queued=lambda: self.experiments.queued,
         )
         self._runner.begin()
 
