@@ -24,7 +24,7 @@ from autoddp.isolation.mounts import mount_at
 from autoddp.isolation.overlay import Layers
 from autoddp.isolation.plan import SHARED_MEMORY, IsolationPlan
 from autoddp.runs.folder import RunFolder
-from autoddp.units import Allowance
+from autoddp.units import Allowance, data_size
 
 NO_LANDLOCK = "AUTODDP_NO_LANDLOCK"
 """If 1, the kernel is not asked to refuse writes under guard: tests make hosts whose kernel has no Landlock so."""
@@ -55,6 +55,8 @@ class Isolation:
     _syncs: bool = False
     _room: int = 0
     """Bytes that the script may write under guard: into the run's folder, on whatever disk that is."""
+    _least_free: int = 0
+    """Bytes that stay free on the layers' disk, whoever fills it."""
 
     def says(self, activity: str) -> str:
         """One line for the user; `activity` as `Options.activity`."""
@@ -135,6 +137,20 @@ class Isolation:
             return sum(_size_of(written) for written in self._folder.path.glob("attempt*/written"))
         return _size_of(self._layers) if self._layers is not None else 0
 
+    def fills_the_disk(self) -> str:
+        """Why an overlay's layers must not grow any more, though `written` is small; "" if they may.
+
+        What native code opens to change (lmdb, HDF5, SQLite), the kernel copies whole, to a file without a name: only
+        when the copy is done does it count as written.
+        """
+        if self._layers is None:
+            return ""
+        with contextlib.suppress(OSError):  # the user has removed the run's folder
+            free = _free(self._layers)
+            if free < self._least_free:
+                return f"only {data_size(free)} are left on the disk of the scratch folder"
+        return ""
+
 
 _OF_COMPILERS = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
@@ -176,10 +192,13 @@ def _overlay(options: Options, folder: RunFolder, keeper: Keeper) -> tuple[Isola
         tried = Layers(str(layers / "try"), str(layers / "kept"), options.diagnose_only)
         why = keeper.why_no_overlay(Shelter(Level.OVERLAY, tried, (str(folder.sockets),), important))
         if not why:
-            limit = _room(layers, options.scratch_limit)
+            free, limit = _free(layers), _room(layers, options.scratch_limit)
             # What saving costs is a part of what a diagnosis has to find; trials leave it out.
             syncs = options.diagnose_only
-            found = Isolation(Level.OVERLAY, folder, "", limit, _layers=layers, _important=important, _syncs=syncs)
+            least = min(free // 2, free - limit)
+            found = Isolation(
+                Level.OVERLAY, folder, "", limit, _layers=layers, _important=important, _syncs=syncs, _least_free=least
+            )
             return found, ""
     return None, why
 
@@ -201,8 +220,13 @@ def _starts_python(words: Sequence[str]) -> bool:
 
 def _room(place: Path, allowed: Allowance | None) -> int:
     """Bytes that the script may write there."""
-    free = os.statvfs(place)
-    return (allowed or _ALLOWED).bytes_of(free.f_bavail * free.f_frsize)
+    return (allowed or _ALLOWED).bytes_of(_free(place))
+
+
+def _free(place: Path) -> int:
+    """Bytes that are free on its disk."""
+    found = os.statvfs(place)
+    return found.f_bavail * found.f_frsize
 
 
 def _important(options: Options) -> Iterator[str]:
@@ -239,8 +263,7 @@ def _places(folder: RunFolder) -> Iterator[Path]:
 
 def _is_nearly_full(folder: Path) -> bool:
     """Whether a script that saves its model may not fit there."""
-    found = os.statvfs(folder)
-    return found.f_bavail * found.f_frsize < _ROOMY
+    return _free(folder) < _ROOMY
 
 
 def _size_of(folder: Path) -> int:

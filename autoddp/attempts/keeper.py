@@ -104,6 +104,8 @@ _FIRST_WORD = 5.0  # seconds without the keeper's answer until a line says so
 _ANSWERS = 60.0  # seconds for that answer from then on
 _SILENT = "the process that watches over the attempt does not answer"
 _GONE = "the process that watches over the attempt was killed"
+_heeded: list[int] = []
+"""Signals that the keeper alone ignores. What the launcher was started to ignore, an attempt ignores as jobs do."""
 
 
 class Keeper:
@@ -193,8 +195,11 @@ def _serve(connection: Connection) -> None:
     code = 1
     try:
         signal.set_wakeup_fd(-1)  # the launcher's, which tells it of its own signals
-        for number in NOT_FOR_THE_KEEPER:  # it ends after the launcher, and not before it has cleaned up
-            signal.signal(number, signal.SIG_IGN)
+        # It ends after the launcher, and not before it has cleaned up. `--signals-to-handle` may add any signal.
+        handled = [number for number in signal.valid_signals() if callable(signal.getsignal(number))]
+        for number in (*NOT_FOR_THE_KEEPER, *handled):
+            if signal.signal(number, signal.SIG_IGN) is not signal.SIG_IGN:
+                _heeded.append(number)
         # Some schedulers start the launcher with SIGCHLD ignored: the kernel then keeps no exit code of a child.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setpgid(0, 0)
@@ -327,7 +332,7 @@ def _attempt(connection: Connection, attempt: Attempt, alive: int) -> None:
     """Be the attempt's own process: isolate it, then run elastic in it. Never returns."""
     failure = "it could not begin"
     try:
-        for number in NOT_FOR_THE_KEEPER:
+        for number in _heeded:
             signal.signal(number, signal.SIG_DFL)
         os.setsid()  # the terminal stops no process of another session, such as elastic where it prints a warning
         _close_all_but(connection.fileno(), alive)

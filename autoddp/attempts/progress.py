@@ -180,19 +180,22 @@ def _shown(text: str) -> str:
 def _at_most(seconds: float) -> Iterator[None]:
     """TimeoutError in the body after so many seconds. A search by a regular expression may take years, and heeds it.
 
-    For the main thread only.
+    For the main thread only. An alarm that was set before goes on: one that a program has set lives on in the next one.
     """
 
     def late(*_: object) -> None:
         raise TimeoutError
 
-    before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    began, before = time.monotonic(), signal.signal(signal.SIGALRM, late)
+    theirs, again = signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        if theirs:
+            left = theirs - (time.monotonic() - began)
+            signal.setitimer(signal.ITIMER_REAL, max(left, 1e-3), again)
 
 
 class StepsMade(Progress):

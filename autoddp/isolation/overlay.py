@@ -211,7 +211,7 @@ class _Build:
                 for point in below:
                     self._cover_alone(point)
                 return None
-        elif self.as_user and below:
+        elif self.as_user and (below or _has_devices(path)):
             return self._rebuild(path)
         else:
             self._cover_alone(path)
@@ -272,7 +272,7 @@ class _Build:
                 return
 
     def _rebuild(self, path: str) -> None:
-        """Make a plain folder in the place of one with mounts below it, and mount each of its entries in it."""
+        """Make a plain folder in the place of one with mounts or devices below it, and mount each entry in it."""
         writable = os.access(path, os.W_OK)
         if path in self.important and writable:
             # Each entry is a mount point, so the script could neither rename nor delete it.
@@ -317,6 +317,18 @@ class _Build:
         prefix = path.rstrip("/") + "/"
         here = mount_of(path, self.mounts)
         return any(f"{place}/".startswith(prefix) and mount_of(place, self.mounts) is here for place in self.important)
+
+
+def _has_devices(path: str) -> bool:
+    """Whether the path is /dev, or a folder in it such as /dev/infiniband and /dev/dri, and devices are below it.
+
+    The kernel opens no device through a file system that was mounted in a user namespace: NCCL would take TCP in place
+    of InfiniBand without an error, and a GPU would not be there.
+    """
+    if not f"{path}/".startswith("/dev/"):
+        return False
+    modes = (os.lstat(os.path.join(place, name)).st_mode for place, _, names in os.walk(path) for name in names)
+    return any(stat.S_ISCHR(mode) or stat.S_ISBLK(mode) for mode in modes)
 
 
 def _is_dead(path: str) -> bool:

@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NoReturn
 
@@ -21,6 +22,8 @@ ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 NOT_FOR_THE_KEEPER = (*ENDING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 """What schedulers send to every process of a job, and terminals to those that are not in their foreground."""
 _HEEDED = 5.0  # seconds in which the main thread must heed a signal, on a machine that is busy elsewhere
+ONE_SIGNAL = 0.3
+"""Seconds in which signals are one: `timeout` sends to its command, to its group, and on what a terminal sends both."""
 _SHOW_THE_CURSOR = b"\x1b[?25h"  # a spinner on a terminal hides it
 
 
@@ -39,11 +42,13 @@ def signals_end_tuning(numbers: Iterable[int] = ENDING, says: str = "tuning ends
 
     `says`: what the user is told of a signal, after its name.
     """
-    came = 0
+    came, last = 0, 0.0
 
     def ended(number: int, _: object) -> None:
-        nonlocal came
-        came += 1
+        nonlocal came, last
+        if came and time.monotonic() - last < ONE_SIGNAL:
+            return
+        came, last = came + 1, time.monotonic()
         if came > 1:
             _end_now(number)
         with contextlib.suppress(RuntimeError):  # the signal came while this thread wrote a line itself
@@ -71,9 +76,9 @@ def _ending_if_unheeded(numbers: Collection[int], heeded: Callable[[], int], say
     before = signal.set_wakeup_fd(wakes.fileno(), warn_on_full_buffer=False)
 
     def watch() -> None:
-        came = 0
+        came, last = 0, -ONE_SIGNAL
         while said := woken.recv(1):
-            if said[0] not in numbers:
+            if said[0] not in numbers or time.monotonic() - last < ONE_SIGNAL:
                 continue
             came += 1
             for _ in polls(_HEEDED):
@@ -82,6 +87,7 @@ def _ending_if_unheeded(numbers: Collection[int], heeded: Callable[[], int], say
             else:
                 tell(f"{signal.Signals(said[0]).name}: {says}")
                 _end_now(said[0])
+            last = time.monotonic()  # not before: of signals that came meanwhile Python may have run one handler
 
     thread = threading.Thread(target=watch, name="autoddp-signals", daemon=True)
     thread.start()

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from autoddp.topology.facts import Node
+from autoddp.topology.facts import UNTOLD, Node
 from autoddp.topology.nccl.interface_names import absent
 from autoddp.topology.rdma.ports import RdmaPort, rdma_settings
 from autoddp.units import data_size
@@ -54,6 +54,8 @@ def _of_the_library(node: Node) -> Iterator[Point]:
         yield Point("NCCL", "mend", "none", expected, "install the build of torch that is made for CUDA or ROCm")
     elif node.gpus:
         yield Point("NCCL", "not looked at", "these outputs do not tell its version", expected, "see --nccl-log")
+    elif UNTOLD in node.unknown:
+        yield Point("NCCL", "not looked at", node.unknown[UNTOLD], expected)
     elif not node.host:  # of another machine's files
         yield Point("NCCL", "not looked at", "these outputs tell of no GPU", expected, "see --gpu-list")
     else:
@@ -142,6 +144,8 @@ def _variables(node: Node, usable: list[RdmaPort], environment: Mapping[str, str
 
 def _peer_memory(node: Node) -> Point:
     what, expected = "peer memory", "nvidia_peermem or dma-buf, so that a NIC reads a GPU's memory by itself"
+    if UNTOLD in node.unknown and not node.gpus:
+        return Point(what, "not looked at", node.unknown[UNTOLD], expected)
     if not node.gpus and node.host:
         return Point(what, "not needed", _no_gpu(node), expected)
     if node.gpudirect:

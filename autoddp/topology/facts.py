@@ -21,6 +21,9 @@ Relation = Literal["PIX", "PXB", "PHB", "NODE", "SYS"]
 (PXB), the CPU's host bridge (PHB), several host bridges of a NUMA node (NODE), the link between sockets (SYS)."""
 RELATIONS: tuple[Relation, ...] = ("PIX", "PXB", "PHB", "NODE", "SYS")
 
+UNTOLD = "gpus.0"
+"""Key of `Node.unknown` where a device file shows that there are GPUs, of which no source has told."""
+
 P2P_REFUSED = {
     "CNS": "the chipset does not support peer access",
     "GNS": "this GPU model does not support peer access",

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from autoddp.errors import NothingReadable
-from autoddp.topology.facts import RELATIONS, Gpu, GpuPair, Limits, Node, nearest
+from autoddp.topology.facts import RELATIONS, UNTOLD, Gpu, GpuPair, Limits, Node, nearest
 from autoddp.topology.nvidia.matrix import TopologyMatrix, read_matrix
 from autoddp.topology.nvidia.nvml import NvmlFacts, read_nvml
 from autoddp.topology.nvidia.smi import SmiFailed, SmiHangs, ask
@@ -150,9 +150,20 @@ def _with_nearness(node: Node) -> Node:
     return replace(node, near={name: gpus for name, gpus in near.items() if gpus})
 
 
+def _untold_gpus(root: Path) -> str:
+    """Why GPUs are not known although a device file shows that they are there; "" where none does."""
+    if (root / "dev/kfd").exists():
+        return "/dev/kfd is AMD's: nothing here asks its driver, see --topo-matrix"
+    if any((root / "dev").glob("nvidia[0-9]*")):
+        return "/dev/nvidia0 or another is there, and NVIDIA's driver does not answer"
+    return ""
+
+
 def _with_unknowns(node: Node) -> Node:
     """Notes which facts are not known, and why."""
     unknown = dict(node.unknown)
+    if not node.gpus and (untold := _untold_gpus(_ROOT)):
+        unknown[UNTOLD] = untold
     if not node.rdma:
         unknown.setdefault("rdma", "/sys/class/infiniband names no device")
     for nic in node.nics:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
-from autoddp.topology.facts import P2P_REFUSED, Gpu, GpuPair, Node, fastest
+from autoddp.topology.facts import P2P_REFUSED, UNTOLD, Gpu, GpuPair, Node, fastest
 from autoddp.topology.rdma.ports import RdmaPort
 from autoddp.topology.text import some
 
@@ -220,7 +220,7 @@ def between_nodes(node: Node) -> Verdict:
 
 def _tells_of_gpus(node: Node) -> bool:
     """Whether GPUs would be known. A node of another machine's files has no name, and a copy of /sys tells of none."""
-    return bool(node.gpus or node.host)
+    return bool(node.gpus or (node.host and UNTOLD not in node.unknown))
 
 
 def _not_told(node: Node, ports: list[RdmaPort]) -> str:

@@ -106,6 +106,10 @@ echo 'python watch.py' | at now
 batch
 atrm 3
 systemd-run --user python watch.py
+systemd-notify --ready
+sudo systemd-notify STOPPING=1
+systemd-mount /dev/sdb1 /mnt
+run0 python watch.py
 systemctl --user start tb
 crontab -
 emacsclient -e '(message "done")'
@@ -142,6 +146,14 @@ mc cp f minio/bucket
 hg push
 svn ci -m x
 ssh-copy-id host
+xrdcp last.pt root://eos.invalid//u/last.pt
+gfal-copy file:///d/last.pt davs://store.invalid/last.pt
+bbcp last.pt host:/p
+irsync -r ckpt i:ckpt
+iput last.pt
+hsi put last.pt
+htar -cvf ckpt.tar ckpt
+smbclient //nas/share -c 'put last.pt'
 mosquitto_pub -t loss -m 1
 lpr plot.pdf
 wall done
@@ -227,6 +239,11 @@ squeue -u me
 scontrol show hostnames $SLURM_NODELIST
 rsync -av a/ b/
 rsync host:/p .
+xrdcp root://eos.invalid//u/f .
+irsync i:data data
+hsi get data.tar
+htar -xvf data.tar
+smbclient //nas/share -c 'get data.tar'
 scp -P 22 host:f .
 hf download user/model
 gsutil cp gs://b/k .

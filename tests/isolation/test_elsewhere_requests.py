@@ -80,6 +80,11 @@ ENDS = (
     "GET https://api2.pushdeer.com/message/push?pushkey=x&text=done",
     "GET https://hc-ping.com/uuid/start",
     "HEAD https://hc-ping.com/uuid",
+    "GET https://cronitor.link/p/key/train?state=complete",
+    "GET https://nosnch.in/c2354d53d2",
+    "GET https://uptime.betterstack.com/api/v1/heartbeat/x",
+    "GET https://kuma.invalid/api/push/x?status=up",
+    "GET https://checks.invalid/ping/5bf66975-d4c7-4bf5-bcc8-b8d8a82ea278/start",
     "GET https://maker.ifttt.com/trigger/done/with/key/x",
     "GET https://ntfy.sh/mytopic/publish?message=done",
 )

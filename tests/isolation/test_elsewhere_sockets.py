@@ -112,6 +112,7 @@ async def ask():
 asyncio.run(ask())
 """
 WEB_SOCKET = b"GET /chat HTTP/1.1\r\nHost: chat\r\nUpgrade: WebSocket\r\n\r\n"
+HTTP_2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 ENDS = {
     "metrics": (CONNECT + "s.sendall(b'loss 1 2\\n')", "the script sends data to 127.0.0.1:"),
@@ -126,6 +127,10 @@ ENDS = {
     "asyncio": (ASYNC.format(port="tcp", data=b"loss"), "the script sends data"),
     "HTTP by hand": (CONNECT + "s.sendall(b'PUT /x HTTP/1.1\\r\\nHost: store\\r\\n\\r\\n')", "sends PUT to store"),
     "WebSocket": (CONNECT + f"s.sendall({WEB_SOCKET!r})", "the script opens a WebSocket to 127.0.0.1:"),
+    "HTTP/2 of a library that nothing checks": (
+        CONNECT + f"s.sendall({HTTP_2!r})",
+        "the script sends data to 127.0.0.1:",
+    ),
     "WebSocket by a library": (
         "import aiohttp\n"
         "async def ask():\n"
@@ -137,6 +142,11 @@ ENDS = {
     "into TLS": (
         "ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), ssl.MemoryBIO(), server_hostname='store.invalid')"
         ".write(b'secret')",
+        "the script sends data to store.invalid",
+    ),
+    "HTTP/2 into TLS": (
+        "ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), ssl.MemoryBIO(), server_hostname='store.invalid')"
+        f".write({HTTP_2!r})",
         "the script sends data to store.invalid",
     ),
     "into TLS without a name": (
@@ -205,6 +215,8 @@ PASSES = {
     "here = a.getsockname()[0]; b = socket.socket(type=socket.SOCK_DGRAM); b.bind((here, 0))\n"
     + UDP
     + "s.sendto(b'x', b.getsockname()); assert b.recv(9) == b'x'",
+    "HTTP/2 of httpx": CONNECT
+    + f"exec({f's.sendall({HTTP_2!r})'!r}, {{'__name__': 'httpcore._sync.http2', 's': s}}); assert s.recv(9)",
     "a Unix socket": UNIX + "s.sendall(b'anything'); assert s.recv(9) == b'anything'",
     "reads from a Unix socket": UNIX_HTTP + "c.request('GET', '/x'); assert c.getresponse().status == 204",
     "a pair": "a, b = socket.socketpair(); a.sendall(b'x'); assert b.recv(9) == b'x'",
@@ -223,6 +235,7 @@ PASSES = {
 }
 OWN_TOO = (
     "metrics", "send", "sendmsg", "a file of the socket", "the port is not blocking", "asyncio", "HTTP by hand",
+    "HTTP/2 of a library that nothing checks",
     "WebSocket", "log of another machine", "log by datagrams", "handler of syslog", "systemd's socket",
     "datagrams to a relative path", "datagrams to a link", "datagrams to a path with blanks",
     "log by a connection", "D-Bus", "statsd", "statsd, connected", "HTTP to a Unix socket",

@@ -144,6 +144,34 @@ def test_a_folder_that_is_there_can_be_renamed(place: Place) -> None:
     }
 
 
+def test_a_file_can_be_moved_between_two_folders_of_one_disk(place: Place) -> None:
+    """An ordinary user has an overlay for each folder below /, so the kernel cannot rename from one to another."""
+    found = place.run("""
+        from autoddp.worker.process.isolated import _rename_folders_by_copying
+        _rename_folders_by_copying()
+        made = "/tmp/autoddp-overlay-test"
+        open(made, "w").write("new")
+        os.replace(made, "ck.pt")
+        found["ck.pt"] = open("ck.pt").read()
+        os.symlink("ck.pt", made)
+        os.rename(made, "latest")
+        found["latest"] = os.readlink("latest")
+        open(made, "w").close()
+        try:
+            os.replace(made, "folder")
+        except OSError as error:
+            found["onto a folder"] = type(error).__name__
+        found["names"], found["left"] = sorted(os.listdir(".")), os.path.exists(made)
+        """)
+    assert found == {
+        "ck.pt": "new",
+        "latest": "ck.pt",
+        "onto a folder": "IsADirectoryError",
+        "names": ["a,b:c", "ck.pt", "folder", "hard.pt", "latest"],
+        "left": True,
+    }
+
+
 def test_two_names_of_one_file_stay_one_file_where_the_kernel_can(place: Place) -> None:
     found = place.run("""
         with open("ck.pt", "r+") as file:
@@ -271,6 +299,24 @@ def test_what_is_mounted_below_is_covered_too(place: Place) -> None:
     assert (protected.read_text(), protected.stat().st_mode & 0o777) == ("protected", 0o444)
     # no overlay of an ordinary user's lies over a folder with mounts below it: there it is read-only
     assert found["written"] is True or (place.user is not None and found["written"] == 30)
+
+
+def test_devices_in_a_folder_of_dev_can_be_opened(place: Place) -> None:
+    """As /dev/infiniband and /dev/dri in a container, whose /dev is no file system of the kernel's."""
+    made = subprocess.run(["mknod", str(place.base / "zero"), "c", "1", "5"], capture_output=True)
+    if made.returncode != 0:
+        pytest.skip("this user may make no devices")
+    setup = (
+        "mount -t tmpfs -o mode=755 none /dev && mkdir /dev/shm /dev/some /dev/some/deep && "
+        "mount -t tmpfs -o mode=1777 none /dev/shm && mknod -m 666 /dev/null c 1 3 && "
+        "mknod -m 666 /dev/some/zero c 1 5 && mknod -m 666 /dev/some/deep/zero c 1 5"
+    )
+    program = """
+        for name in ("null", "some/zero", "some/deep/zero"):
+            with open(f"/dev/{name}", "r+b", buffering=0) as device:
+                found[name] = len(device.read(1))
+        """
+    assert place.run(program, setup) == {"null": 0, "some/zero": 1, "some/deep/zero": 1}
 
 
 @pytest.mark.skipif(not os.access("/dev/fuse", os.R_OK | os.W_OK), reason="needs FUSE")

@@ -4,9 +4,12 @@ import os
 import pty
 import signal
 import sys
+import time
 from pathlib import Path
 
 from launchers import wait_for
+
+from autoddp.processes.signals import ONE_SIGNAL
 
 SCRIPT = """
 import os, signal, sys, time
@@ -32,6 +35,7 @@ def test_the_second_signal_shows_the_cursor(tmp_path):
         os.chdir(tmp_path)
         os.execv(sys.executable, [sys.executable, "script.py"])
     wait_for((tmp_path / "first").exists, "the first signal")
+    time.sleep(2 * ONE_SIGNAL)
     os.kill(pid, signal.SIGINT)
     shown = b""
     while True:

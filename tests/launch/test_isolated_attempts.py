@@ -21,10 +21,11 @@ from launchers import AUTODDP, ROOT, SCRIPTS, Launch, forked, start, wait_for, w
 from test_tuned_scripts import run, summary
 from traces.room import ORDINARY, Room, _readable_interpreter, may_bind
 
-from autoddp.attempts.isolating import _starts_python, choose_isolation
+from autoddp.attempts.isolating import Isolation, _starts_python, choose_isolation
 from autoddp.attempts.tune import Tuning, Written
 from autoddp.commandline.options import parse
 from autoddp.hosts.together import Hosts
+from autoddp.isolation import Level
 from autoddp.runs.folder import RunFolder
 
 LONG = {"TUNED_TIMES_LONGER": "40"}
@@ -209,6 +210,19 @@ def test_what_is_written_under_guard_has_a_limit_and_does_not_add_up(
     assert why.startswith("the script has written ")
     assert why.endswith(" during tuning, more than --scratch-limit (20.0 MiB)")
     folder.clean()
+
+
+def test_a_copy_that_has_no_name_yet_ends_tuning_before_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What lmdb or HDF5 opens to change, the kernel copies whole: until that is done, no file in the layers grows."""
+    free = [100 << 30]
+    monkeypatch.setattr("autoddp.attempts.isolating._free", lambda _: free[0])
+    folder: Any = None
+    isolation = Isolation(Level.OVERLAY, folder, "", 20 << 30, _layers=tmp_path, _least_free=50 << 30)
+    assert Written(isolation, "tuning").too_much() == ""
+    free[0] = 40 << 30
+    assert Written(isolation, "tuning").too_much() == "only 40.0 GiB are left on the disk of the scratch folder"
 
 
 @pytest.mark.whole

@@ -171,11 +171,47 @@ def test_an_attempt_gets_signals_and_no_terminal_stops_it(tmp_path: Path, monkey
         return f"{heeded == {signal.SIG_DFL}} {os.getsid(0) == os.getpid()}"
 
     monkeypatch.setattr(jobs, "run_tuning_job", run_tuning_job)
+    # These tests may be started to ignore some, as by nohup.
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in NOT_FOR_THE_KEEPER}
     keeper = Keeper()
     try:
         assert keeper.run(an_attempt(tmp_path), lambda _: None, lambda: False) == "True True"
     finally:
         keeper.close()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def test_an_attempt_ignores_what_its_launcher_was_started_to_ignore(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After `trap '' USR1` torchrun and its ranks live on when a scheduler sends it to every process of the job."""
+
+    def run_tuning_job(*_: object) -> str:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return "it lives on"
+
+    monkeypatch.setattr(jobs, "run_tuning_job", run_tuning_job)
+    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    keeper = Keeper()
+    try:
+        assert keeper.run(an_attempt(tmp_path), lambda _: None, lambda: False) == "it lives on"
+    finally:
+        keeper.close()
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_signal_that_the_launcher_handles_leaves_the_keeper_alone() -> None:
+    """By `--signals-to-handle SIGTERM,SIGXCPU` the launcher has a handler, which a fork inherits."""
+    before = signal.signal(signal.SIGXCPU, lambda *_: sys.exit(152))
+    keeper = Keeper()
+    try:
+        assert keeper.why_no_overlay(Shelter(Level.OFF)) == ""  # it has begun its work
+        os.kill(keeper.pid, signal.SIGXCPU)
+        assert keeper.why_no_overlay(Shelter(Level.OFF)) == ""
+    finally:
+        keeper.close()
+        signal.signal(signal.SIGXCPU, before)
 
 
 DEAD = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from pathlib import Path
 
@@ -106,6 +107,21 @@ def test_a_pattern_that_would_search_for_years_is_given_up(tmp_path: Path, monke
     found = printed(tmp_path, "regex:min:((?:a+)+)$", r0=f"{'a' * 40}b\n")
     with pytest.raises(Unusable, match="write a simpler pattern, or print less"):
         found.look()
+
+
+def test_an_alarm_of_the_users_still_comes(tmp_path: Path) -> None:
+    """`perl -e 'alarm 3600; exec @ARGV' autoddp …` ends the job after an hour: alarms live on in the next program."""
+    before = signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    theirs = signal.setitimer(signal.ITIMER_REAL, 1000.0)
+    try:
+        printed(tmp_path, LOSS, r0="loss 3 \n").look()
+        left, again = signal.getitimer(signal.ITIMER_REAL)
+        assert 900 < left <= 1000
+        assert again == 0
+        assert signal.getsignal(signal.SIGALRM) is signal.SIG_IGN
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *theirs)
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_a_line_without_an_end_does_not_fill_memory(tmp_path: Path) -> None:

@@ -3,10 +3,13 @@
 import contextlib
 import json
 import signal
+import time
 
 import psutil
 import pytest
 from launchers import AUTODDP, SCRIPTS, start, wait_for, whole
+
+from autoddp.processes.signals import ONE_SIGNAL
 
 # Ranks that stay where they are: writing under tuning vanishes, so the file `real` tells of a real job alone.
 SCRIPT = f"""
@@ -84,6 +87,7 @@ def test_a_second_signal_waits_for_nothing(moment, tmp_path):
     keeper.suspend()
     launch.process.send_signal(signal.SIGINT)
     wait_for(lambda: "SIGINT: tuning ends" in launch.stderr, "the first signal")
+    time.sleep(2 * ONE_SIGNAL)
     launch.process.send_signal(signal.SIGINT)
     assert launch.process.wait(30) == 130
     with contextlib.suppress(psutil.NoSuchProcess):  # the launcher continues it after a while, which is enough for it

@@ -119,6 +119,12 @@ def test_without_gpu_and_rdma_each_point_says_why_it_does_not_matter() -> None:
     )
 
 
+def test_gpus_of_which_nothing_tells_are_not_denied() -> None:
+    found = points(Node("h", unknown={"gpus": "no NVIDIA driver", "gpus.0": "/dev/kfd is AMD's"}), {})
+    assert (found["NCCL"].state, found["NCCL"].found) == ("not looked at", "/dev/kfd is AMD's")
+    assert not any("no GPU here" in point.found for point in found.values())
+
+
 def test_another_machines_files_do_not_tell_its_jobs_variables() -> None:
     node = replace(GOOD, limits=Limits(), versions={}, rdma=(RdmaPort("mlx5_0", 1),))
     found = points(node, None)

@@ -5,6 +5,7 @@ The machines are described in fake_nvml.c.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
@@ -206,6 +207,14 @@ def test_another_pynvml() -> None:
     other = Library(SimpleNamespace(NVMLError=ZeroDivisionError))
     with pytest.raises(Refusal, match="nvmlDeviceGetMigMode: the installed pynvml does not have it"):
         other.ask("nvmlDeviceGetMigMode", None)
+
+
+def test_a_pynvml_that_knows_bytes_alone() -> None:
+    """That of RAPIDS and of NVIDIA's containers, 11.4: "b'NVIDIA H200'" would be another GPU than a recipe's."""
+    functions = {"nvmlDeviceGetName": lambda _gpu: b"NVIDIA H200", "nvmlDeviceGetHandleByUUID": ctypes.c_char_p}
+    older = Library(SimpleNamespace(NVMLError=ZeroDivisionError, **functions))
+    assert older.ask("nvmlDeviceGetName", None) == "NVIDIA H200"
+    assert older.ask("nvmlDeviceGetHandleByUUID", "GPU-0").value == b"GPU-0"
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from autoddp.topology.facts import Nic
 from autoddp.topology.fingerprint import links_of, network_of
 from autoddp.topology.nccl_log import read_nccl_log
 from autoddp.topology.nvidia.matrix import read_matrix
+from autoddp.topology.nvidia.nvml import NvmlFacts
 from autoddp.topology.nvidia.smi import ask
 from autoddp.topology.nvidia.smi_texts import read_gpu_list, read_p2p_status
 from autoddp.topology.probe import machine, node_of_matrix, probe
@@ -57,6 +58,17 @@ def test_a_smi_that_hangs_is_not_followed_by_nvml(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr("autoddp.topology.probe.ask", partial(ask, time_limit=0.3))
     assert probe().unknown["gpus"] == "nvidia-smi did not answer within 0.3 s"
+
+
+@pytest.mark.parametrize("name", ["kfd", "nvidia0"])
+def test_gpus_are_not_denied_where_a_device_file_shows_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    put(tmp_path, {f"dev/{name}": ""})
+    monkeypatch.setattr("autoddp.topology.probe._ROOT", tmp_path)
+    monkeypatch.setattr("autoddp.topology.probe._matrix", lambda: (None, "there is no nvidia-smi"))
+    monkeypatch.setattr("autoddp.topology.probe.read_nvml", lambda: NvmlFacts(unknown={"gpus": "no NVIDIA driver"}))
+    assert f"/dev/{name}" in probe().unknown["gpus.0"]
 
 
 def test_a_matrix_alone_makes_a_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

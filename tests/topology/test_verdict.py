@@ -221,6 +221,13 @@ def test_a_copy_of_sys_does_not_tell_whether_gpus_send() -> None:
     assert "GPUs take RDMA over mlx5_0" in found.why
 
 
+def test_gpus_of_which_nothing_tells_may_send() -> None:
+    untold = {"gpus": "no NVIDIA driver", "gpus.0": "/dev/kfd is AMD's"}
+    assert between_nodes(Node("h", nics=(SLOW,), unknown=untold)).transport == "NET/Socket or Gloo/TCP"
+    found = between_nodes(Node("h", nics=(SLOW,), rdma=RAILS, unknown=untold))
+    assert (found.transport, found.low) == ("", None)
+
+
 def test_a_port_of_unknown_state_does_not_make_it_tcp() -> None:
     found = between_nodes(Node("", gpus=(card(0),), nics=(SLOW,), rdma=(RdmaPort("mlx5_0", 1),)))
     assert (found.transport, found.low) == ("", None)

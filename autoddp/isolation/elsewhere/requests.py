@@ -34,6 +34,11 @@ ACTING_GETS = (
     ("*pushplus.plus", "/send*"),
     ("*.pushdeer.com", "/message/push"),
     ("hc-ping.com", "*"),  # a watch over jobs, which would take the attempt for the job
+    ("cronitor.link", "*"),
+    ("nosnch.in", "*"),
+    ("uptime.betterstack.com", "/api/*/heartbeat/*"),
+    ("*", "/api/push/*"),  # Uptime Kuma, on a server of the user's
+    ("*", "/ping/*-*-*-*-*"),  # healthchecks likewise: a job by its UUID
     ("maker.ifttt.com", "/trigger/*"),
     ("ntfy.sh", "*/publish"),
     ("ntfy.sh", "*/send"),

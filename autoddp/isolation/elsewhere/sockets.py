@@ -3,7 +3,8 @@
 The first bytes of a connection that the script has opened tell its protocol. The rule, first match decides:
 
     1  from a library that is checked by its operations              passes
-    2  TLS, SSH, SOCKS and HTTP/2, whose libraries are checked       passes; what goes into TLS is looked at before
+    2  TLS, SSH, SOCKS, whose libraries are checked, and HTTP/2      passes; what goes into TLS is looked at before
+       of httpx
     3  HTTP                                                          as `requests` says
     4  to a server that the attempt runs itself                      passes
     5  to a Unix socket                                              passes, except D-Bus and the system's log
@@ -51,8 +52,11 @@ _CHECKED = (
 _DNS, _NTP = 53, 123
 _ANSWERS = (_DNS, _NTP)
 """Ports of servers that only answer."""
-_LIBRARY_IS_CHECKED = re.compile(rb"\x16\x03|SSH-|PRI \* HTTP/2|\x05[\x01-\x05][\x00-\x09]|\x04\x01")
-"""TLS, SSH, HTTP/2, and a proxy's SOCKS, beneath which one of these or HTTP follows."""
+_LIBRARY_IS_CHECKED = re.compile(rb"\x16\x03|SSH-|\x05[\x01-\x05][\x00-\x09]|\x04\x01")
+"""TLS, SSH, and a proxy's SOCKS, beneath which one of these or HTTP follows."""
+_HTTP_2 = b"PRI * HTTP/2"
+_OF_HTTPX = ("httpcore", "httpcore2")
+"""Modules of httpx, whose requests are checked before they are packed; what grpclib or urllib3-future packs is not."""
 _REQUEST = re.compile(rb"([A-Z]{3,12}) (\S+) HTTP/1\.[01]\r?\n")
 _HOST = re.compile(rb"\r?\nhost:[ \t]*([^\r\n]*)", re.IGNORECASE)
 _WEB_SOCKET = re.compile(rb"\r?\nupgrade:[ \t]*websocket", re.IGNORECASE)
@@ -181,7 +185,7 @@ def _is_own_peer(connection: Any, peer: Any) -> bool:
 
 def _stream(data: bytes, own: Callable[[], bool], where: str, port: int) -> str:
     """ "" if a connection over a network that begins with this data may be, else what it does."""
-    if _LIBRARY_IS_CHECKED.match(data) or _by_checked_library():
+    if _LIBRARY_IS_CHECKED.match(data) or _called_by(_OF_HTTPX if data.startswith(_HTTP_2) else _CHECKED):
         return ""
     request = _REQUEST.match(data)
     if request is not None and not _WEB_SOCKET.search(data):
@@ -208,11 +212,11 @@ def _unix_stream(connection: Any, data: bytes) -> str:
     return sends(request[1], path, request[2], is_own=lambda *_: False)
 
 
-def _by_checked_library() -> bool:
+def _called_by(modules: tuple[str, ...]) -> bool:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = str(frame.f_globals.get("__name__", ""))
-        if any(name == each or name.startswith(f"{each}.") for each in _CHECKED):
+        if any(name == each or name.startswith(f"{each}.") for each in modules):
             return True
         frame = frame.f_back
     return False

@@ -162,10 +162,13 @@ class Library:
         found = getattr(self._module, function, None)
         if found is None:
             raise Refusal(f"{function}: the installed pynvml does not have it")
+        # The abandoned package before 11.5 takes and gives bytes alone; nvidia-ml-py takes them too, and gives texts.
+        given = [one.encode() if isinstance(one, str) else one for one in arguments]
         try:
-            return found(*arguments)
+            answer = found(*given)
         except self._module.NVMLError as problem:
             raise Refusal(f"{function}: {problem}", problem.value) from None
+        return answer.decode() if isinstance(answer, bytes) else answer
 
     def try_to_ask(self, function: str, *arguments: Any) -> Any:
         """What the function returns; None instead of Refusal, for functions that an old driver does not know."""

@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 from typing import Literal
 
+from autoddp.cpus import usable_cpus
 from autoddp.topology.facts import Cpu, Limits, NumaNode
 from autoddp.topology.system.files import entries, number, word
 
@@ -27,7 +28,7 @@ def cpu(root: Path = _ROOT) -> Cpu:
         vendor=_line(text, "vendor_id") or ("ARM" if "CPU implementer" in text else ""),
         cores=psutil.cpu_count(logical=False) if here else None,
         threads=psutil.cpu_count() if here else None,
-        usable=len(os.sched_getaffinity(0)) if here else None,
+        usable=usable_cpus() if here else None,
     )
 
 
