@@ -216,6 +216,12 @@ class UsedNamed(Named, frozen=True):
     """The line of the script that uses it."""
 
 
+class BuildsNamed(Named, frozen=True):
+    """Most calls from a place are given what comes from the call right before: they cannot be one call with it."""
+
+    place: int
+
+
 def made_file(path: str) -> mmap.mmap:
     """A new file of numbers, all 0, in memory that is shared with it. OSError where it cannot be made."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
@@ -250,4 +256,6 @@ def names(text: str) -> Iterator[Named]:
         yield codec.decode(one, _LINES)
 
 
-_LINES: Any = ProcessNamed | WorldNamed | GroupNamed | PlaceNamed | GroupEventNamed | UsedNamed | WaitsNamed
+_LINES: Any = (
+    ProcessNamed | WorldNamed | GroupNamed | PlaceNamed | GroupEventNamed | UsedNamed | BuildsNamed | WaitsNamed
+)

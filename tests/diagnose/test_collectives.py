@@ -163,6 +163,25 @@ def test_a_gap_is_slept_in_as_many_turns_as_in_the_script() -> None:
     assert gap / script.program.pauses[0] == pytest.approx(8, rel=0.2)
 
 
+def test_what_a_rank_has_waited_for_a_core_is_taken_from_the_gaps_in_which_it_has() -> None:
+    """Ranks that have to wait by turns are late by turns: if that stayed, they would be late twice in the replay."""
+    ranks: dict[int, list[Call]] = {0: [], 1: []}
+    now, number = 1.0, 0
+    for step in range(50):
+        late = step % 2
+        for rank, calls in ranks.items():  # 5 ms of sleep, and for one of them 2 ms without a core
+            began = now + 5e-3 + (2e-3 if rank == late else 0.0)
+            calls.append(replace(call(place(10), number, began, now + 8e-3 - began), cpu_returned=1.0))
+        now, number = now + 8e-3, number + 1
+    look = Look(seconds=0.4, cpu_of_thread=1e-4, cpu_of_process=1e-4, waited_of_thread=0.05)
+    recording = Recording(tuple(process(rank, calls, look=look) for rank, calls in ranks.items()))
+    script = script_of(recording, steps_of(recording))
+    assert script is not None
+    for rank in (0, 1):
+        sleeps = [one.act.sleeps for one in script.played[rank][1:] if one.act.call != REST]
+        assert sleeps == pytest.approx([5e-3] * len(sleeps), rel=0.05)
+
+
 def test_small_calls_in_a_row_become_one_on_all_ranks() -> None:
     recording = loop(40)
     script = script_of(recording, steps_of(recording))
@@ -210,6 +229,17 @@ def test_the_lines_to_change_do_what_the_script_does(what: str, method: str) -> 
     assert ("copy_(" in found.fix) is (what == "all_reduce")
 
 
+def test_a_call_of_what_the_one_before_has_brought_becomes_no_one_call_with_it() -> None:
+    """A mean and then a variance, or the layers of a network that lies on several ranks: one call would be wrong."""
+    builds = frozenset({place(11).of_any_group})
+    recording = Recording(tuple(replace(one, builds=builds) for one in loop(40).processes))
+    script = script_of(recording, steps_of(recording))
+    assert script is not None
+    into = runs(script, range(65, 1000))
+    assert {one.call.place.line for one in script.played[0] if one.key in into} == {12}
+    assert all(key[1] - first[1] == 1 for key, first in into.items())
+
+
 def test_calls_with_work_between_them_stay_apart() -> None:
     recording = loop(40, gap=2e-3)
     script = script_of(recording, steps_of(recording))
@@ -247,6 +277,22 @@ def test_a_tenth_of_the_numbers_is_sent_whatever_lies_between_them(others: int, 
     before, after = (sum(one.act.bytes == 8 for one in of.played[0]) for of in (script, changed))
     assert before > 10
     assert after / before == pytest.approx(0.1, abs=0.05)
+
+
+@pytest.mark.parametrize(("what", "method"), [("broadcast", "broadcast"), ("all_reduce", "allreduce")])
+@pytest.mark.parametrize("where", [(10,), (10, 11, 12)])
+def test_numbers_that_one_rank_sends_are_not_added_up(what: str, method: str, where: tuple[int, ...]) -> None:
+    """A rate and a sign to stop come from rank 0: an all-reduce would make their sum of them."""
+    ranks = []
+    for one in loop(97, where=where).processes:
+        calls = [replace(made, bytes=8, root=0, place=place(made.place.line, what, method)) for made in one.calls]
+        ranks.append(process(one.rank, calls))
+    recording = Recording(tuple(ranks))
+    steps = steps_of(recording)
+    (found,) = CAUSES["scalar_collectives"].suspect(Job(recording, steps, [], script_of(recording, steps), 2))
+    assert f"dist.{what}(" in found.fix
+    assert ("add them up" in found.fix) is (what == "all_reduce" and len(where) == 1)
+    assert what == "all_reduce" or "all_reduce" not in found.fix
 
 
 @pytest.mark.parametrize("steps", [30, 33, 37, 39])
@@ -352,6 +398,17 @@ def test_where_calls_were_lost_all_of_the_time_counts() -> None:
     lost = replace(one, made=CALLS + 1, seconds=10.0)
     assert _without_trial(lost, trial).seconds == 10.0
     assert _without_trial(replace(lost, made=len(one.calls)), trial).seconds < one.seconds
+
+
+def test_what_a_rank_starts_beside_its_training_is_not_the_rank() -> None:
+    """A process with an optimizer of its own, and no group, has RANK from the rank that has started it."""
+    recording = loop(40)
+    step = place(30, "step of SGD", "step of SGD", None)
+    beside = process(0, [call(step, -1, 1.5 + nth * 1e-3, 0.0) for nth in range(2000)])
+    both = Recording((*recording.processes, replace(beside, ranks=1)))
+    assert both.of_rank == recording.of_rank
+    assert steps_of(both) == steps_of(recording)
+    assert script_of(both, steps_of(both)) is not None
 
 
 def test_the_rank_that_is_late_is_told_with_its_place() -> None:
@@ -467,7 +524,7 @@ def test_groups_that_are_made_in_each_step() -> None:
         mine = Group(members, f"group {number}", "gloo")
         for calls in of_ranks:
             calls.append(replace(call(new, number, now, 4e-3), returned=now + 4e-3, wait_began=now + 4e-3))
-            calls.append(call(place(21, group=mine), 0, now + 4e-3, 1e-3))
+            calls.append(call(place(21, group=mine), 0, now + 6e-3, 1e-3))  # 2 ms later: the group before was freed
         now += 5e-3
     events = {number: Group(members, f"group {number}") for number in range(60)}
     unknown = dict.fromkeys(events, Group(()))
@@ -477,6 +534,7 @@ def test_groups_that_are_made_in_each_step() -> None:
     assert steps.period == 1, "whichever group it is"
     (found,) = CAUSES["too_many_groups"].suspect(Job(recording, steps, [], script_of(recording, steps), 2))
     assert found.changed is not None
+    assert found.guess == pytest.approx(0.6 * steps.seconds, rel=0.05)
     script = script_of(recording, steps)
     assert script is not None
     for rank in (0, 1):
@@ -622,6 +680,17 @@ def test_no_more_is_saved_than_each_rank_stands_in_calls() -> None:
     (found,) = [one for one in said.findings if one.cause == "small_collectives"]
     assert found.seconds == pytest.approx(3e-3, rel=0.05)
     assert found.status == "suspected"
+
+
+def test_a_replay_unlike_the_script_refutes_nothing() -> None:
+    recording = loop(60, late=6e-3)
+
+    def replay(programs: dict[str, Program]) -> dict[str, tuple[float, ...]]:
+        return dict.fromkeys(programs, (0.1, 0.1, 0.1))  # a quarter of what the script took
+
+    said = examined(recording, 2, replay, lambda line: None)
+    assert said.findings == []
+    assert any(line.startswith("whether waiting_for_rank costs anything") for line in said.not_measured)
 
 
 def test_each_cause_says_what_it_is() -> None:

@@ -119,6 +119,10 @@ def _judged(one: Suspicion, job: Job, rounds: Rounds) -> Finding | None:
     ]
     seen = f"{one.seen}. Done again by processes of autoddp's own, a {unit} takes"
     found = _priced(one, job, before, after, seen, beside)
+    if found is None and _apart(job, rounds[_AS_WRITTEN]) > _UNLIKE:
+        # What was done again is not what the script does: that refutes nothing. It is told under `not_measured`.
+        why = "steps took another time when they were done again"
+        return replace(_suspected(one, job, why), low=0.0, high=one.guess)
     if found is not None and _apart(job, rounds[_AS_WRITTEN]) > _UNLIKE:
         took = milliseconds(script.seconds / script.covers)
         uncertain = f"{found.text}. The script itself took {took} ms, so the price is uncertain"

@@ -18,6 +18,7 @@ def runs(script: Script, sizes: range) -> dict[tuple[int, int], tuple[int, int]]
 
     A run has calls of one group that follow each other at once on every rank, each with a number of bytes in `sizes`.
     What several ranks send, each its own, can be no one call of any of them; nor can a sum and a maximum.
+    Nor can a call and one that is given what comes from its result.
     """
     fits = script.agreed(lambda one: one.act.bytes in sizes and one.act.call in MERGEABLE)
     found: dict[tuple[int, int], tuple[int, int]] = {}
@@ -27,6 +28,8 @@ def runs(script: Script, sizes: range) -> dict[tuple[int, int], tuple[int, int]]
     for key in sorted(script.of_key):
         before = (key[0], key[1] - 1)
         if key not in fits or before not in fits or key not in script.follows_at_once or kind[before] != kind[key]:
+            continue
+        if any(one.call.place.of_any_group in script.builds for one in script.of_key[key].values()):
             continue
         first = found.get(before, before)
         if total.get(first, size[first]) + size[key] <= _LARGEST:

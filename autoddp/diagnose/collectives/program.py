@@ -62,6 +62,8 @@ class Script:
     ranks: int
     pauses: dict[int, float] = field(default_factory=dict)
     """Seconds that each rank usually sleeps at a time, see `Program.pauses`."""
+    builds: frozenset[Place] = frozenset()
+    """See `Process.builds`, of all ranks."""
 
     @property
     def program(self) -> Program:
@@ -181,7 +183,8 @@ def script_of(recording: Recording, steps: Steps) -> Script | None:
     seconds = max(span - cut for span, cut in spans)
     covers = max(span for span, _ in spans) / steps.seconds if steps.seconds > 0 else 1.0
     pauses = {rank: _pause(recording.of_rank[rank]) for rank in played}
-    return Script(groups, played, covers, seconds, max(recording.world, max(played) + 1), pauses)
+    builds = frozenset[Place]().union(*(one.builds for one in recording.of_rank.values()))
+    return Script(groups, played, covers, seconds, max(recording.world, max(played) + 1), pauses, builds)
 
 
 def _whole_steps(
@@ -392,7 +395,31 @@ def _played(
         made = [*rest(computes * share, sleeps * share, replace(found[-1], call=behind))]
         found += made
         cut = gap * (1.0 - share) if made else 0.0
-    return tuple(found), cut
+    return tuple(_without_waits(found, rank.gaps.idle)), cut
+
+
+def _without_waits(found: Sequence[Played], idle: float) -> Iterator[Played]:
+    """What a rank does, without what it has waited for a core in its gaps: `idle` of what it does not compute is left.
+
+    A gap in which it waited is longer than others before the same line. So the longest ones are cut, to one length. If
+    all became shorter alike, ranks would still be late by turns, and in the replay they wait for cores again.
+    """
+    sleeps: dict[tuple[Place, str], list[float]] = {}
+    for one in found:
+        sleeps.setdefault((one.call.place.of_any_group, one.act.call), []).append(one.act.sleeps)
+    longest = {where: _cut_at(of_it, idle * sum(of_it)) for where, of_it in sleeps.items()}
+    for one in found:
+        most = longest[one.call.place.of_any_group, one.act.call]
+        yield replace(one, act=with_(one.act, sleeps=most)) if one.act.sleeps > most else one
+
+
+def _cut_at(lengths: Sequence[float], left: float) -> float:
+    """The length at which the longest are cut so that this sum is left of all."""
+    for number, length in enumerate(sorted(lengths)):
+        if (share := left / (len(lengths) - number)) <= length:
+            return share
+        left -= length
+    return max(lengths)
 
 
 def _gap_ahead(process: Process, began: float) -> float:
@@ -433,11 +460,11 @@ class _Gaps:
     """See `Process.computes_in_waits`."""
 
     def divided(self, gap: float, cpu: float) -> tuple[float, float]:
-        """Seconds for which it computes in a gap, and for which it sleeps. `cpu`: its CPU time there; -1: unknown."""
+        """Seconds for which it computes in a gap, and for which it does not. `cpu`: its CPU time there; -1: unknown."""
         if cpu == _UNKNOWN:
             cpu = gap if gap <= SHORT_GAP else gap * self.computes
         computes = min(gap, max(0.0, cpu))
-        return computes, (gap - computes) * self.idle
+        return computes, gap - computes
 
     @staticmethod
     def cpu_returned(call: Call, before: float) -> float:
@@ -474,7 +501,7 @@ class _Rank:
     """The CPU time when the call behind the gap began; 0 where that is not known."""
 
     def gap_before(self, call: Call, began: float, act: Act | None) -> tuple[float, float]:
-        """Seconds for which it computes, and for which it sleeps, until `began`.
+        """Seconds for which it computes, and for which it sleeps or waits for a core, until `began`.
 
         `act`: what begins then, if it is not the call itself: the wait for its end, or something with groups.
         """

@@ -28,6 +28,7 @@ from autoddp.wire.recorded_calls import (
     SUMS,
     TRIAL,
     WITH_GROUPS,
+    BuildsNamed,
     GroupEventNamed,
     GroupNamed,
     Header,
@@ -208,6 +209,13 @@ class Process:
     """The group of each call that makes or destroys one; one of no ranks where this rank does not know it."""
     uses: dict[Place, Use] = field(default_factory=dict)
     """What was seen of first uses; nothing of a place whose results are used where nobody sees it."""
+    builds: frozenset[Place] = frozenset()
+    """Places, of any group, whose calls are given what comes from the call right before, see `BuildsNamed`."""
+
+    @property
+    def calls_groups(self) -> bool:
+        """Whether it has called a group."""
+        return any(place.group is not None for place in self.sums)
 
 
 @dataclass(frozen=True)
@@ -226,7 +234,8 @@ class Recording:
     @cached_property
     def of_rank(self) -> dict[int, Process]:
         """Each process by its rank; of several worlds one after another, the last."""
-        return {one.rank: one for one in sorted(self.processes, key=lambda one: one.began)}
+        # What a rank has started beside its training, and what steps there without a group, is not the rank.
+        return {one.rank: one for one in sorted(self.processes, key=lambda one: (one.calls_groups, one.began))}
 
     @cached_property
     def groups(self) -> list[Group]:
@@ -333,6 +342,7 @@ def _process(path: Path) -> Process | None:
     uses: dict[Place, Use] = {}
     computes_in_waits = 0.0
     events: dict[int, Group] = {}
+    builds: set[Place] = set()
     for one in names(path.with_suffix(".names").read_text(encoding="utf-8", errors="surrogateescape")):
         match one:
             case ProcessNamed():
@@ -345,6 +355,8 @@ def _process(path: Path) -> Process | None:
                 computes_in_waits = one.computes
             case GroupEventNamed():
                 events[one.event] = Group(one.ranks, one.name)
+            case BuildsNamed() if one.place in places:
+                builds.add(places[one.place].of_any_group)
             case UsedNamed() if one.place in places:
                 uses[places[one.place]] = Use(one.calls, one.share, f"{os.path.basename(one.file)}:{one.line}")
             case PlaceNamed():
@@ -388,6 +400,7 @@ def _process(path: Path) -> Process | None:
         made=made,
         group_events=events,
         uses=uses,
+        builds=frozenset(builds),
         computes_in_waits=computes_in_waits,
     )
 

@@ -26,12 +26,15 @@ class ScalarCollectives(Cause):
         calls = len(keys) / max(1.0, script.covers) / max(1, len({group for group, _ in keys}))
         into = runs(script, _SIZES)
         several = len(into) * 2 >= len(keys)
+        first = next(one for of_rank in script.played.values() for one in of_rank if one.key in keys)
+        what = first.call.place.collective
         seen = f"{' and '.join(lines[:2])} send single numbers, {calls:.1f} times in each step, and wait for the answer"
         if several:
-            changed, tried = merged(script, into), "one call for all numbers of a step"
+            left_out, changed, tried = keys, merged(script, into), "one call for all numbers of a step"
             fix = (
                 f"{lines[0]}: put the numbers of a step into one tensor: "
-                "numbers = torch.stack([loss.detach(), correct, count]); dist.all_reduce(numbers, op=op)"
+                f"numbers = torch.stack([loss.detach(), correct, count]); {_one_call(what)}. A number that is computed "
+                "from the answer to another one cannot be one of them"
             )
         else:
             # Whatever a rank does before the call, it still does. What counts is the number among these calls: others
@@ -50,13 +53,22 @@ class ScalarCollectives(Cause):
                 if played:
                     yield from rest(computes, sleeps, played[-1])
 
-            changed, tried = script.changed(rarely), f"the call in every {_EVERY}th step only"
+            left_out, changed, tried = keys - kept, script.changed(rarely), f"the call in every {_EVERY}th step only"
+            added_up = "add them up on each rank, and " if "reduce" in what else ""
             fix = (
-                f"{lines[0]}: numbers that are only logged: add them up on each rank, and send them when you log "
-                f"them: if step % {_EVERY} == 0: dist.all_reduce(total). What the training reads, such as a norm "
+                f"{lines[0]}: numbers that are only logged: {added_up}send them when you log "
+                f"them: if step % {_EVERY} == 0: dist.{what}(…). What the training reads, such as a norm "
                 "by which gradients are clipped, or a sign to stop, has to travel in every step"
             )
-        yield Suspicion(self.name, seen, fix, guess=seconds_in(script, keys), changed=changed, tried=tried, lines=lines)
+        took = seconds_in(script, left_out)
+        yield Suspicion(self.name, seen, fix, guess=took, changed=changed, tried=tried, lines=lines)
+
+
+def _one_call(what: str) -> str:
+    """The call of all numbers: an all-reduce would add up what one rank sends to the others."""
+    if "gather" in what:
+        return "everyone = numbers.new_empty(world_size, 3); dist.all_gather_into_tensor(everyone, numbers, group)"
+    return f"dist.{what}(numbers, …) with the other arguments that it has now"
 
 
 CAUSE = ScalarCollectives()

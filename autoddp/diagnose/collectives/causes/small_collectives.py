@@ -33,7 +33,8 @@ class SmallCollectives(Cause):
             "such a call takes as long as the ranks need to meet, whatever it moves"
         )
         fix = (
-            f"{lines[0]}: make one call of them: flat = torch.cat([t.reshape(-1) for t in tensors]); {_one_call(what)}"
+            f"{lines[0]}: make one call of them, where none is computed from the result of another: "
+            f"flat = torch.cat([t.reshape(-1) for t in tensors]); {_one_call(what)}"
         )
         beside = (("async_op=True, and all waits after the last call", side_by_side(script, into)),)
         yield Suspicion(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from autoddp.diagnose.collectives.cause import Cause, Job, Suspicion
 from autoddp.diagnose.collectives.program import Played, Script, rest, with_
@@ -32,14 +33,15 @@ class TooManyGroups(Cause):
             making = {place: one for place, one in with_groups.items() if place.collective != "destroy_process_group"}
             if not _goes_on(process, making):
                 continue
-            if (took := sum(one.seconds for one in with_groups.values())) > seconds:
+            took = sum(one.seconds for one in with_groups.values()) + _behind(process, making) * process.seconds
+            if took > seconds:
                 seconds = took
                 places, where = sum(one.count for one in making.values()), next(iter(making)).where
         if not seconds or seconds < _SHARE * job.recording.seconds or count < _FEWEST:
             return
         seen = (
             f"{where} makes process groups {places:.0f} times, which takes {milliseconds(seconds / places)} ms each "
-            f"with destroying them, and {count} of them have the same ranks"
+            f"with destroying and freeing them, and {count} of them have the same ranks"
         )
         once = _made_once(job.script) if job.script is not None else None
         yield Suspicion(
@@ -47,6 +49,7 @@ class TooManyGroups(Cause):
             seen,
             f"{where}: make the group once, before the loop, and keep it: group = dist.new_group({list(ranks)})",
             guess=seconds / job.recording.seconds * job.step,
+            shortens_gaps=True,  # by the freeing of the groups before
             changed=once,
             tried="one group for the same ranks",
             why_not="" if once else "no group was made between the calls that can be done again",
@@ -58,6 +61,13 @@ def _goes_on(process: Process, making: Collection[Place]) -> bool:
     """Whether groups are made in the later half of the calls, too: those of a start cost no step anything."""
     calls = process.calls
     return any(call.place in making for call in calls if 2 * call.began > calls[0].began + calls[-1].ended)
+
+
+def _behind(process: Process, making: Collection[Place]) -> float:
+    """How much of the recording lies between making a group and the next call: Python frees the group before there."""
+    calls = process.calls
+    gaps = sum(max(0.0, after.began - one.ended) for one, after in pairwise(calls) if one.place in making)
+    return gaps / max(calls[-1].ended - calls[0].began, gaps, 1e-9)
 
 
 def _made_once(script: Script) -> Script | None:
