@@ -3,6 +3,7 @@
 AutoddpError            exit code 2, printed as `autoddp: error: …`, never with a traceback
 ├── UsageError          the command line asks for something impossible
 ├── RecipeError         a recipe cannot be read, or says something that is not allowed
+│   └── PlaceTaken      another file has come where a new recipe was to go
 ├── UnfitRecipe         a sound recipe was made for another job or machine
 ├── NothingReadable     nothing in an input file could be understood
 ├── JobFailed           a job that autoddp started for itself ended early; exit code 1
@@ -34,6 +35,10 @@ class UsageError(AutoddpError):
 
 class RecipeError(AutoddpError):
     """A recipe cannot be read, or says something that is not allowed."""
+
+
+class PlaceTaken(RecipeError):
+    """Another file has come where a new recipe was to go, as of a job that is tuned beside this one."""
 
 
 class UnfitRecipe(AutoddpError):

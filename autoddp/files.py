@@ -7,6 +7,7 @@ editor writes it: its mode is what the umask gives, and one that replaces anothe
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import stat
@@ -15,12 +16,12 @@ from pathlib import Path
 _PRIVATE, _USUAL = 0o600, 0o666
 
 
-def write_whole(path: Path, content: str | bytes, *, private: bool = False) -> None:
+def write_whole(path: Path, content: str | bytes, *, private: bool = False, new: bool = False) -> None:
     """Write `content` (text as UTF-8) to `path` in one atomic step: a reader finds the old file or the whole new one.
 
     A `private` file has mode 0600. Another has the mode of the file that it replaces, or else what the umask gives. If
-    `path` is a link, the link itself is replaced. Raises OSError if the disk is full or the folder takes no files;
-    `path` is then unchanged, and no other file is left beside it.
+    `path` is a link, the link itself is replaced. A `new` one replaces nothing: FileExistsError. Raises OSError if the
+    disk is full or the folder takes no files; `path` is then unchanged, and no other file is left beside it.
     """
     # The scratch file has a random name, because other processes and hosts may write the same file into a shared
     # folder. mkstemp is not used, because it lets only the owner read the file, whatever the umask.
@@ -32,7 +33,10 @@ def write_whole(path: Path, content: str | bytes, *, private: bool = False) -> N
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())  # otherwise the file may be empty after a power cut
-        os.replace(scratch, path)
+        if new:
+            _name_new(scratch, path)
+        else:
+            os.replace(scratch, path)
     except BaseException:
         with contextlib.suppress(OSError):
             scratch.unlink()
@@ -64,6 +68,24 @@ def append(path: Path, text: str) -> None:
 
 def _private(path: str, flags: int) -> int:
     return os.open(path, flags, _PRIVATE)
+
+
+def _name_new(scratch: Path, path: Path) -> None:
+    """Give the file its name, at which nothing may stand. FileExistsError.
+
+    Only the file system knows: a host may not see for half a minute what another one has made on NFS.
+    """
+    try:
+        os.link(scratch, path)
+    except FileExistsError:
+        if not os.path.samefile(scratch, path):  # NFS asks again where an answer was lost
+            raise
+    except OSError:  # a file system without links
+        if os.path.lexists(path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
+        os.replace(scratch, path)
+        return
+    scratch.unlink()
 
 
 def _keep_mode(file: int, path: Path) -> None:

@@ -143,6 +143,8 @@ def show_json(document: Any) -> None:
 def show_exactly(text: str) -> None:
     """Print a text of ours to stdout without any change, for example a help page. OutputLost as for `show`."""
     try:
+        # A word of the user's, as a file's name, need not be UTF-8: it goes out as the bytes that came in.
+        getattr(sys.stdout, "reconfigure", lambda **_: None)(errors="surrogateescape")
         print(text, end="" if text.endswith("\n") else "\n", flush=True)
     except OSError as error:
         raise OutputLost(error.errno, error.strerror) from None

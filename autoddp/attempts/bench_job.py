@@ -25,7 +25,14 @@ from autoddp.processes.silence import awaiting
 from autoddp.runs.folder import PREFIX, temporary_folder
 from autoddp.runs.usual_folders import usual_folders
 from autoddp.torchrun.jobs import run_own_job
-from autoddp.torchrun.options import ending_signals, node_range, processes_per_node, require_rendezvous, torchrun_parser
+from autoddp.torchrun.options import (
+    ending_signals,
+    node_range,
+    processes_per_node,
+    require_job_options,
+    require_rendezvous,
+    torchrun_parser,
+)
 from autoddp.units import byte_count, seconds
 
 MODULE = "autoddp.worker.bench"
@@ -60,8 +67,10 @@ def parse(words: Sequence[str]) -> BenchRequest:
     if torchrun.no_python or torchrun.run_path:
         raise UsageError("bench: --no-python and --run-path are for scripts, and bench has its own: leave them out")
     _require_two(torchrun)
+    require_job_options(torchrun)
     settings = Settings(own.budget, own.max_size, own.factor, own.backend or "")
-    return BenchRequest(torchrun, settings, own.json, own.svg, own.output or usual_folders().output, says)
+    output = Path(own.output) if own.output else usual_folders().output
+    return BenchRequest(torchrun, settings, own.json, own.svg, output, says)
 
 
 def run_bench(request: BenchRequest) -> BenchResult:
@@ -127,7 +136,8 @@ def own_parser() -> argparse.ArgumentParser:
     add("--backend", choices=("gloo", "nccl"), help="nccl where every rank has a GPU, else gloo on the CPU")
     add("--json", action="store_true", help="print one JSON document instead of tables")
     add("--svg", type=Path, metavar="FILE", help="also draw bandwidth over size into this file")
-    add("--output", type=Path, metavar="DIR", help="keeps the result in DIR/bench (.autoddp/)")
+    named = _checked("--output", "a folder, e.g. --output .autoddp", str, bool)  # Path("") is the current folder
+    add("--output", type=named, metavar="DIR", help="keeps the result in DIR/bench (.autoddp/)")
     return parser
 
 

@@ -37,11 +37,12 @@ from autoddp.knobs.base import Setting
 from autoddp.knobs.computing import THREADS, thread_counts
 from autoddp.knobs.env import NodeAndJob, start_settings
 from autoddp.log import get_logger, printable
+from autoddp.processes.signals import Interrupted
 from autoddp.processes.silence import awaiting
 from autoddp.runs.folder import CALLS
 from autoddp.runs.rank_logs import LogKeeper
 from autoddp.settings import Objective
-from autoddp.study import StartStudy, TrialFailed, TuningOver
+from autoddp.study import INTERRUPTED, StartStudy, TrialFailed, TuningOver
 from autoddp.topology import fingerprint, free_memory
 from autoddp.topology.nccl.conf import nccl_conf
 from autoddp.topology.nccl.tuner import nccl_tuner
@@ -86,6 +87,7 @@ class ObjectiveTuning(Tuning):
         self._until = Deadline(self.options.budget, self.began, by_length=False)
         self._number = 0
         self._first: OneStart | None = None
+        self._signal: Interrupted | None = None  # which has ended a start of the study
         try:
             with _heard():
                 level = self.hosts.worst(self._isolation.level, self.reporter.say)
@@ -117,8 +119,12 @@ class ObjectiveTuning(Tuning):
     def _lead(self, tuned: Tuned) -> None:
         self.hosts.tell("name", self.hosts.name)
         study = StartStudy(self._start, self._left, self.options.study, self.reporter.observer)
-        tuned.outcome = study.run(self._facts)
-        tuned.recipe = self.reporter.recipe(tuned.outcome, ())
+        try:
+            tuned.outcome = study.run(self._facts)
+            tuned.recipe = self.reporter.recipe(tuned.outcome, ())
+        finally:
+            if self._signal is not None:  # no job follows; the reporter has by now what was measured before
+                raise self._signal
         self._tell(_Order(more=False))
 
     def _tell(self, order: _Order) -> None:
@@ -164,7 +170,11 @@ class ObjectiveTuning(Tuning):
         order = _Order(True, dict(configuration.variables), words)
         while True:
             self._tell(order)
-            seen = self._seen_by_all(order)
+            try:
+                seen = self._seen_by_all(order)
+            except Interrupted as signal:  # raised anew by `_lead`: the starts before this one are an answer
+                self._signal = signal
+                raise TuningOver(INTERRUPTED) from None
             if self._settled(seen):
                 return cost_of_all(seen)
 

@@ -645,6 +645,6 @@ class Written:
         written = self.isolation.written()
         self._look_after = time.monotonic() + _EFFORT * (time.monotonic() - began)
         if written <= limit:
-            return ""
+            return self.isolation.fills_the_disk()
         more = f"more than --scratch-limit ({data_size(limit)})"
         return f"the script has written {data_size(written)} during {self.activity}, {more}"

@@ -10,9 +10,9 @@ from autoddp.commandline.script import COMMANDS
 from autoddp.log import show_exactly
 
 _WHERE = {
-    "bash": "autoddp completion bash > ~/.local/share/bash-completion/completions/autoddp",
+    "bash": "d=~/.local/share/bash-completion/completions; mkdir -p $d; autoddp completion bash > $d/autoddp",
     "zsh": 'autoddp completion zsh > "${fpath[1]}/_autoddp"',
-    "fish": "autoddp completion fish > ~/.config/fish/completions/autoddp.fish",
+    "fish": "mkdir -p ~/.config/fish/completions; autoddp completion fish > ~/.config/fish/completions/autoddp.fish",
 }
 """Shell → the command that sets it up for all new shells."""
 _FIRST_WORD = f"""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from autoddp.cli.parser import Parser
 from autoddp.cluster.job_files import FILES, JobRequest
 from autoddp.commandline.options import Options, parse
 from autoddp.errors import UsageError
-from autoddp.log import show_exactly
+from autoddp.log import printable, show_exactly
 from autoddp.torchrun.options import torchrun_parser
 
 _NAME = re.compile("[a-z]([a-z0-9-]{0,61}[a-z0-9])?")  # Kubernetes' rule, which suits Slurm too
@@ -40,6 +40,8 @@ def run(arguments: list[str]) -> int:
         raise UsageError(f"job: --time {given.time}: only Slurm's script has a limit of time; leave it out")
     options = parse(words, asks_cluster=False)
     _require_free_place(options)
+    if given.kind != "slurm":
+        _require_text(words)
     name = given.name or _name(options.script)
     request = JobRequest(
         name=name, words=tuple(words), nodes=given.nodes, gpus=given.gpus, time=given.time, image=given.image
@@ -99,6 +101,13 @@ def _require_free_place(options: Options) -> None:
                 f"job: --{field.replace('_', '-')}: on a cluster each node is told its place; leave it out, and say "
                 "the number of nodes by --nodes behind the kind of file"
             )
+
+
+def _require_text(words: Sequence[str]) -> None:
+    """UsageError for a word that a manifest cannot hold, such as a file's name in another encoding than UTF-8."""
+    for word in words:
+        if any("\ud800" <= letter <= "\udfff" for letter in word):
+            raise UsageError(f"job: {printable(word)}: not UTF-8, and a manifest holds nothing else: rename it")
 
 
 def _name(script: str) -> str:

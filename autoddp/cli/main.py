@@ -209,7 +209,8 @@ def _show(options: Options, mode: Mode) -> None:
         show(printable(f"would tune: {what}"))
     variables = " ".join(f"{name}={value!r}" for name, value in mode.variables.items())
     words = [options.script, *without_secrets(options.torchrun.training_script_args)]
-    show(printable(f"would launch: {variables + ' ' if variables else ''}{' '.join(words)}"))
+    if not options.tune_only:
+        show(printable(f"would launch: {variables + ' ' if variables else ''}{' '.join(words)}"))
     show(printable(f"configuration: {'the best one found' if mode.tune else mode.configuration}"))
 
 

@@ -218,7 +218,8 @@ def _summary_of(file: str) -> Path:
     run = load(place).evidence.run
     if not run:
         raise UsageError(f"predict: {printable(file)}: a recipe without its run; name the run's summary.json")
-    for folder in (place.parent / ".autoddp", Path(".autoddp")):
+    # Where the current folder takes no files, a recipe lies in a folder of the user's, beside runs/ (`usual_folders`).
+    for folder in (place.parent / ".autoddp", place.parent / "runs", Path(".autoddp")):
         if os.path.isfile(folder / run / "summary.json"):
             return folder / run / "summary.json"
     raise UsageError(
@@ -238,6 +239,8 @@ def _read(place: Path) -> _Known:
         raise UsageError(f"predict: {name}: {problem.strerror}; name the summary.json of a run") from None
     except (ValueError, RecursionError):
         raise UsageError(f"predict: {name}: not JSON; name the summary.json of a run") from None
+    if isinstance(found, dict) and found.get("objective"):
+        raise UsageError(f"predict: {name}: of a run with --objective; name the run of a job that uses DDP")
     if not isinstance(found, dict) or "trials" not in found or "decision" not in found:
         raise UsageError(f"predict: {name}: not the summary of a tuning run; name .autoddp/<run>/summary.json")
     if found.get("schema") != SUMMARY_SCHEMA:

@@ -15,10 +15,10 @@ from autoddp.attempts.tune import Tuned
 from autoddp.commandline.mode import Mode
 from autoddp.commandline.options import Options
 from autoddp.commandline.rank_count import set_one
-from autoddp.commandline.saved_recipes import arguments_digest, place_for, remove_notes, script_names
+from autoddp.commandline.saved_recipes import arguments_digest, is_looked_for, place_for, remove_notes, script_names
 from autoddp.commandline.secret_words import without_secrets
 from autoddp.diagnose.collectives import CommunicationDiagnosis
-from autoddp.errors import AutoddpError, NotTuned, RecipeError, first_line
+from autoddp.errors import AutoddpError, NotTuned, PlaceTaken, RecipeError, first_line
 from autoddp.hosts.late_hosts import Plan, Running, differs
 from autoddp.knobs import Configuration
 from autoddp.knobs.hook import POWERSGD_RANK, POWERSGD_START_STEP, start_step
@@ -171,8 +171,9 @@ class Results:
             "transports": found,
             "topology": node_text(node, verdicts(node)) if node.host else "",
         }
-        if self._commands and not self._options.diagnose_only:
-            content["commands"] = self._commands
+        commands = self._commands(str(results.get("recipe", "")) if results.get("recipe_text") else "")
+        if commands and not self._options.diagnose_only:
+            content["commands"] = commands
         self._save(content)
         for finding in found.get("findings", ()):
             say(finding)
@@ -223,19 +224,38 @@ class Results:
     def _same_job(self) -> list[str]:
         """The words that start the same script on one host; empty where that takes more than one command."""
         options, torchrun = self._options, self._options.torchrun
-        words = ["--nproc-per-node", str(torchrun.nproc_per_node), *(["-m"] if torchrun.module else []), options.script]
+        words = ["--nproc-per-node", str(torchrun.nproc_per_node), *self._kind, options.script]
         return [*words, *without_secrets(torchrun.training_script_args)] if node_range(torchrun)[1] == 1 else []
 
     @property
-    def _commands(self) -> dict[str, str]:
-        """Program → the command that starts the same script with it; empty where that takes more than one command."""
-        return {one: shlex.join([one, *self._same_job]) for one in ("autoddp", "torchrun")} if self._same_job else {}
+    def _kind(self) -> list[str]:
+        """The option without which torchrun would take the script for a file of Python."""
+        torchrun = self._options.torchrun
+        return ["-m"] if torchrun.module else ["--no-python"] if torchrun.no_python else []
+
+    def _named(self, recipe: str) -> list[str]:
+        """The option that names the recipe, where the script's next start would not find it by itself."""
+        return ["--recipe", recipe] if recipe and not is_looked_for(Path(recipe), self._options) else []
+
+    def _commands(self, recipe: str) -> dict[str, str]:
+        """Program → the command that starts the same script with it; empty where that takes more than one command.
+
+        `recipe`: the file in which the settings are saved; "" where they are not.
+        """
+        job = self._same_job
+        commands = {"autoddp": ["autoddp", *self._named(recipe), *job], "torchrun": ["torchrun", *job]}
+        return {program: shlex.join(words) for program, words in commands.items()} if job else {}
 
     def _answer(self, outcome: Outcome, configuration: Configuration, recipe: str) -> None:
-        here = self._commands
+        options, here = self._options, self._commands(recipe)
         undo = here.get("torchrun", "the same commands with --trials 0")
-        next_start = f"autoddp {shlex.quote(self._options.script)}" if here else "start with the same commands"
-        if outcome.objective is not None and here and self._options.ranks_given:
+        # A recipe fits one number of ranks: where the user has given it, the next start needs it too.
+        ranks = ["--nproc-per-node", str(options.torchrun.nproc_per_node)] if options.ranks_given else []
+        next_start = shlex.join(["autoddp", *ranks, *self._named(recipe), *self._kind, options.script])
+        if not here:
+            without = " without --trials" if options.trials is not None else ""
+            next_start = f"start with the same commands{without}"
+        if outcome.objective is not None and here and options.ranks_given:
             next_start = here["autoddp"]  # without a DDP model nobody knows how many ranks the script needs
         report = str(_from_here(as_latest(self._folder.report))) if self._folder.report.exists() else ""
         ways = Ways(recipe, next_start if recipe else "", report, undo)
@@ -274,7 +294,7 @@ def keep(text: str, place: Path, options: Options, previous: Path | None, detail
     `detail` prints lines that the answer at the end tells in other words.
     """
     try:
-        place, kept = _saved(text, place, previous)
+        place, kept = _saved(text, place, options, previous)
     except (AutoddpError, OSError) as error:
         if options.tune_only:
             raise NotTuned(f"the recipe could not be saved: {error}") from None
@@ -322,13 +342,20 @@ def _this_node() -> Node:
         return Node("")
 
 
-def _saved(recipe: str, place: Path, previous: Path | None) -> tuple[Path, Path | None]:
+def _saved(
+    recipe: str, place: Path, options: Options, previous: Path | None, tries: int = 99
+) -> tuple[Path, Path | None]:
     """Save the recipe; its path, and the path at which another recipe that stood there is kept, if any.
 
-    It goes elsewhere if the current folder takes no file, as on a full disk.
+    It goes elsewhere if the current folder takes no file, as on a full disk, and to the next free place where a job
+    that was tuned beside this one, perhaps on another host, has taken this one.
     """
     try:
         return place, save(recipe, place, previous=previous)
+    except PlaceTaken:
+        if not tries:
+            raise
+        return _saved(recipe, place_for(options, parse(recipe, place), say), options, previous, tries - 1)
     except AutoddpError as error:
         other = elsewhere() if place.parent == Path() else None
         if other is None:

@@ -128,5 +128,15 @@ def _yaml(value: Mapping[str, object], indent: str = "") -> str:
                 first, *others = _yaml(one, f"{indent}    ").split("\n")
                 lines += [f"{indent}  - {first.strip()}", *others]
         else:
-            lines.append(f"{indent}{key}: {json.dumps(item)}")
+            lines.append(f"{indent}{key}: {_json(item)}")
     return "\n".join(lines)
+
+
+def _json(value: object) -> str:
+    r"""The value as JSON that is YAML too: YAML has no pairs of \u…, by which JSON writes what lies beyond 16 bits.
+
+    >>> print(_json(["é", "🙂"]))
+    ["\U000000e9", "\U0001f642"]
+    """
+    text = json.dumps(value, ensure_ascii=False)
+    return "".join(letter if " " <= letter <= "~" else f"\\U{ord(letter):08x}" for letter in text)

@@ -10,5 +10,6 @@ saved_recipes      the recipes of a script, and where a new one goes
 saved_rungs        what of a recipe is launched under `--allow`
 local_fingerprint  the machine, as recipes are compared with it
 environment        what the real job's processes get
+watching           when the real job compares gradients with their exact mean
 secret_words       words that are not repeated
 """

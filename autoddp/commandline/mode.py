@@ -17,26 +17,29 @@ from autoddp.commandline.saved_recipes import (
     Note,
     arguments_digest,
     found_recipes,
+    hidden_recipes,
     preference,
     recipe_may_be_anothers,
     script_names,
     tuned_for_objective,
 )
 from autoddp.commandline.saved_rungs import of_ladder
+from autoddp.commandline.watching import watch_plan
 from autoddp.cpus import usable_cpus
 from autoddp.errors import NotTuned, RecipeError, UnfitRecipe, UsageError
-from autoddp.knobs import AS_WRITTEN, KNOBS, Configuration, Rung
+from autoddp.knobs import AS_WRITTEN, KNOBS, LIMITS, Configuration, Rung
 from autoddp.knobs.computing import THREADS
 from autoddp.knobs.micro_batches import larger_batch
 from autoddp.recipe import Recipe, differences, load, require_fit
 from autoddp.torchrun.options import node_range, processes_per_node, torchrun_parser
 from autoddp.torchrun.surroundings import FRESH_STORE
+from autoddp.units import percent
 
 _OF_A_JOB = ("log_dir", "redirects", "tee", "local_ranks_filter", "max_restarts")
 """Fields of torchrun's options that have no effect on what `torchrun.jobs.run_tuning_job` starts."""
 _OF_A_RECIPE = ("near_limit", "lossy_limit")
 """Options beside --watch and --tune-only that must be the same on all hosts which launch with a recipe."""
-_OF_A_STUDY = (*_OF_A_RECIPE, "diagnose_budget", "cuda_graphs", "recompile", "local_buffers", "objective")
+_OF_A_STUDY = (*_OF_A_RECIPE, "diagnose_budget", "cuda_graphs", "recompile", "local_buffers", "objective", "force")
 """Options that must be the same on all hosts which tune."""
 
 
@@ -115,13 +118,16 @@ class Mode:
             # What is decided by the hosts that come must be decided alike on all, see `for_hosts`.
             fits, waits = self.recipe.fits, self.waits_for_hosts(options)
             decides = f" {fits.world_size} {fits.nodes} {options.force}" if waits else ""
-            return f"launch {self.configuration!r} {sorted(self.variables.items())} {watched}{decides}"
+            # One rank that compares inputs, or gradients at another reduction, would wait for those that do not.
+            inputs = () if options.force else fits.inputs
+            job = f"{fits.parameters_digest} {inputs} {watch_plan(options, self.recipe, self.configuration)!r}"
+            return f"launch {self.configuration!r} {sorted(self.variables.items())} {watched} {job}{decides}"
         if not self.tune:
             return f"as written {sorted(self.variables.items())}"
         study = options.study
         more = f"{study.diagnose_budget} {options.cuda_graphs} {options.recompile} {options.local_buffers}"
         aim = study.objective.text if study.objective is not None else ""
-        return f"tune {study.trials} {study.allowed} {more} {watched} {aim}"
+        return f"tune {study.trials} {study.allowed} {more} {watched} {options.force} {aim}"
 
     def reads(self, options: Options) -> str:
         """What is about to be done, in a few words for people: two plans whose digests differ read differently."""
@@ -132,14 +138,22 @@ class Mode:
         found = f"no recipe, tuning with {options.study.trials} trials, up to rung {options.study.allowed}"
         if self.recipe is not None:
             set_to = "".join(f", {name}={value}" for name, value in sorted(self.variables.items()))
-            found = f"a recipe with {self.configuration}{set_to}"
+            found = f"a recipe with {self.configuration}{set_to}{self._of_job(options)}"
         names = _OF_A_RECIPE if self.recipe is not None else _OF_A_STUDY
         if self.recipe is not None and self.waits_for_hosts(options):
             found += f", made for {self.recipe.fits.world_size} ranks on {self.recipe.fits.nodes} nodes"
+        if self.recipe is not None and (self.waits_for_hosts(options) or self.recipe.fits.inputs):
             names = (*names, "force")
         watched = "" if options.watch is None else f", --watch {options.watch or 'off'}"
         more = _given(options, names)
         return f"{found}{watched}{more}{', --tune-only' if options.tune_only else ''}"
+
+    def _of_job(self, options: Options) -> str:
+        """A clause: of which job the recipe is, and how often the ranks compare gradients because of it."""
+        assert self.recipe is not None
+        plan = watch_plan(options, self.recipe, self.configuration)
+        compared = "" if plan is None else f", comparing gradients every {plan.every} reductions"
+        return f" (of job {self.recipe.fits.digest}{compared})"
 
 
 def _given(options: Options, names: Sequence[str]) -> str:
@@ -159,6 +173,10 @@ def choose(options: Options) -> Mode:
     mode = replace(_chosen_mode(options), ranks=ranks)
     if mode.recipe is not None:
         return replace(mode, says=_says_of_launch(mode, options))
+    if options.objective is not None and mode.tune and (left_out := options.not_of_an_objective):
+        why = "which tunes what a process reads when it starts"
+        line = f"{', '.join(left_out)} {'have' if left_out[1:] else 'has'} no effect with --objective, {why}"
+        mode = replace(mode, says="; ".join(filter(None, (mode.says, line))))
     if not mode.tune or not _is_read_once(options.torchrun):
         return mode
     why = f"{options.script} is no regular file, so it can be read only once"
@@ -282,8 +300,11 @@ def _chosen_mode(options: Options) -> Mode:
         )
         return replace(mode, tune=False, bypass=True, says=says)
     found = [saved(path) for path in found_recipes(options)] if options.trials is None else []
+    hidden = hidden_recipes(options) if options.trials is None else []
     if options.objective is not None:  # a recipe of another objective, or of none, may be right for that one alone
         found = [one for one in found if one.recipe.evidence.objective == options.objective.text]
+    if not found and hidden:
+        return replace(mode, says=f"{hidden[0]} cannot be read by this user: tuning")
     return _with_found_recipe(found, mode, options) if found else mode
 
 
@@ -362,7 +383,7 @@ class _Saved:
     @cached_property
     def unlike(self) -> list[str]:
         """How the job, apart from its script, or the machine differs."""
-        return differences(self.recipe.fits, **self.known) + self.absent + self.crowded
+        return differences(self.recipe.fits, **self.known) + self.absent + self.crowded + self.too_inexact
 
     @property
     def of_another_objective(self) -> list[str]:
@@ -382,6 +403,24 @@ class _Saved:
             return []
         return [f"env.{THREADS.variable} = {count!r}: {ranks} ranks on {cpus} CPUs here"]
 
+    @property
+    def too_inexact(self) -> list[str]:
+        """A gradient error in the recipe that is above a limit given here: a study would have refused it.
+
+        Only above one that is stricter than usual. The recipe may come of a study with a laxer one, and must then be
+        what the next start launches, as was said when it was saved.
+        """
+        launched, ladder = self.launching.configuration.without_variables, self.recipe.ladder
+        entry = next((one for one in ladder if one.configuration.without_variables == launched), None)
+        rung = launched.gradient_rung
+        limit = self.options.study.limits.get(rung)
+        if entry is None or limit is None or limit >= LIMITS[rung]:
+            return []
+        error = entry.gradient_error_of_sum if rung.has_error_feedback else entry.gradient_error
+        if error is None or error <= limit:
+            return []
+        return [f"gradient error {percent(error, '.2f')}, above --{rung.value}-limit ({percent(limit, '.2f')})"]
+
 
 def _with_given_recipe(saved: _Saved, force: bool) -> Mode:
     path, recipe, launching = saved.path, saved.recipe, saved.launching
@@ -393,6 +432,9 @@ def _with_given_recipe(saved: _Saved, force: bool) -> Mode:
     if saved.absent:
         fix = "correct [env], tune again with --trials 20, or leave it out with --force"
         raise UnfitRecipe(f"{path}: {'; '.join(saved.absent)}: {fix}")
+    if saved.too_inexact:
+        fix = "allow less, as by --allow exact, raise the limit, tune again with --trials 20, or launch it with --force"
+        raise UnfitRecipe(f"{path}: {saved.too_inexact[0]}: {fix}")
     if saved.elsewhere:
         return replace(launching, says=f"{launching.says} ({saved.elsewhere[0]}; parameters and inputs are compared)")
     return launching

@@ -51,6 +51,14 @@ _OTHER_MEANING = {"budget", "diagnose_budget"}
 """Options in `_OF_A_DIAGNOSIS` that have another default there: its own help says which."""
 _OF_TUNING = frozenset("all_trials cuda_graphs fresh job_steps local_buffers recompile trace".split())
 """Fields that only say what tuning tries or writes: a launch with a saved recipe cannot follow them."""
+_NOT_OF_AN_OBJECTIVE = (_OF_TUNING - {"all_trials"}) | {
+    "accumulate_up_to",
+    "diagnose_budget",
+    "lossy_limit",
+    "near_limit",
+    "watch",
+}
+"""Fields that a study of a script without DDP cannot follow: it has no DDP settings and no trace, and begins anew."""
 _NEAR, _LOSSY = LIMITS[Rung.NEAR], LIMITS[Rung.LOSSY]
 
 _USES = """\
@@ -254,6 +262,11 @@ class Options:
     def only_of_tuning(self) -> list[str]:
         """Options that were given and have no meaning for a launch with a saved recipe."""
         return [_spelled(name) for name in sorted(self.given & _OF_TUNING)]
+
+    @property
+    def not_of_an_objective(self) -> list[str]:
+        """Options that were given and have no meaning where a script without DDP is tuned."""
+        return [_spelled(name) for name in sorted(self.given & _NOT_OF_AN_OBJECTIVE)]
 
     @property
     def activity(self) -> str:

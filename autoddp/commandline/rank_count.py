@@ -20,7 +20,9 @@ _ANOTHER = "--nproc-per-node sets another number"
 def set_ranks(torchrun: argparse.Namespace) -> str:
     """Set the number of ranks with which this host is tuned or uses a recipe; the line that says so."""
     gpus = visible_gpus()
-    nodes = 0 if gpus else usable_nodes(numa_nodes(), os.sched_getaffinity(0))
+    # macOS has no affinity, and lists no NUMA nodes either.
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
+    nodes = 0 if gpus else usable_nodes(numa_nodes(), allowed)
     count = gpus or max(nodes, _FEWEST_WITHOUT_GPUS)
     torchrun.nproc_per_node = str(count)
     if gpus:

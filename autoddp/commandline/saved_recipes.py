@@ -60,10 +60,27 @@ def arguments_digest(options: Options) -> str:
 
 
 def found_recipes(options: Options) -> list[Path]:
-    """The script's recipes that are there, by number."""
+    """The script's recipes that are there and may be read, by number."""
+    return [place for place in _there(options) if os.access(place, os.R_OK)]
+
+
+def hidden_recipes(options: Options) -> list[Path]:
+    """Recipes that others alone may read: whoever shares the folder with this user may have a umask of 077."""
+    return [place for place in _there(options) if not os.access(place, os.R_OK)]
+
+
+def _there(options: Options) -> list[Path]:
+    return [place for place in _looked_for(options) if os.path.isfile(place)]
+
+
+def is_looked_for(recipe: Path, options: Options) -> bool:
+    """Whether a start that names no recipe looks for one of this script at that path."""
+    return recipe in _looked_for(options)
+
+
+def _looked_for(options: Options) -> list[Path]:
     folders = (options.folders.recipes, Path())
-    places = [place for folder in folders for place in _places(folder / options.recipe_name)]
-    return [place for place in dict.fromkeys(places) if os.path.isfile(place)]
+    return list(dict.fromkeys(place for folder in folders for place in _places(folder / options.recipe_name)))
 
 
 def recipe_may_be_anothers(options: Options) -> bool:
@@ -117,8 +134,11 @@ def place_for(options: Options, recipe: Recipe, say: Callable[[str], None]) -> P
             return place
         try:
             require_replaceable(Path(os.path.realpath(place)))
-        except (RecipeError, OSError) as error:
+        except RecipeError as error:
             say(str(error))
+            continue
+        except OSError as error:
+            say(f"{place} cannot be read ({error.strerror}) and stays")
             continue
         try:
             stands = load(place)
@@ -154,7 +174,8 @@ class Note:
     def __init__(self, recipe: Path, options: Options) -> None:
         folder = options.folders.recipes if recipe.parent == Path() else recipe.parent
         self.path = folder / f"{recipe.name.removesuffix('.toml')}.unfit"
-        self._recipe = recipe.name
+        # as it is, a name with a line break ends the comment, and one that is not UTF-8 cannot be written
+        self._recipe = printable(recipe.name)
 
     def begins(self, options: Options) -> str:
         """All of its text but the last line, which the worker writes."""

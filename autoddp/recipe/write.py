@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from autoddp.errors import RecipeError
+from autoddp.errors import PlaceTaken, RecipeError
 from autoddp.files import write_whole
 from autoddp.knobs import BY_NAME, Configuration
 from autoddp.log import printable
@@ -84,7 +84,8 @@ def save(recipe: Recipe | str, path: str | os.PathLike[str], previous: Path | No
 
     Answers where the older file is kept, None if there was none or it said the same. If `previous` is taken too, the
     next free `previous.2`, `.3`, … is used. RecipeError, with `path` untouched, when it cannot be written, when `load`
-    would refuse it, or when another file is there and no `previous` was given.
+    would refuse it, or when another file is there and no `previous` was given. PlaceTaken where nothing was there, and
+    another job or host was quicker.
     """
     text = recipe if isinstance(recipe, str) else dump(recipe)
     parse(text, path)
@@ -96,11 +97,19 @@ def save(recipe: Recipe | str, path: str | os.PathLike[str], previous: Path | No
         if old == whole:
             return None
         kept = _keep(old, str(path), previous) if old is not None else None
-        write_whole(target, whole)
+        _write(target, whole, new=old is None)
         return kept
     except OSError as problem:
         place = printable(str(path))
         raise RecipeError(f"{place}: cannot be written: {_reason(problem)}; name a file you may write to") from None
+
+
+def _write(target: Path, content: bytes, *, new: bool) -> None:
+    try:
+        write_whole(target, content, new=new)
+    except FileExistsError:
+        name = printable(str(target))
+        raise PlaceTaken(f"{name}: another file has come there meanwhile; move it away, or name another file") from None
 
 
 def require_replaceable(path: Path) -> None:

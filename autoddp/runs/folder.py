@@ -140,14 +140,14 @@ class RunFolder:
         """
         if os.getpid() != self._owner.pid:
             return
+        while self._claims:  # before their marks are removed: NFS keeps a file that is open by another name
+            self._claims.pop().close()
         for folder in self._claim.mark.folders:
             remove_private(folder, self._claim.mark)
         run = read_mark(self.path)
         if run is not None:
             with closing(run):
                 remove_scratch(run)
-        while self._claims:
-            self._claims.pop().close()
 
     def _end(self) -> None:
         """Note in the mark that this process ends: launchers on other hosts have no other way to know."""

@@ -123,6 +123,7 @@ class Marked:
             if not os.path.samestat(here, os.fstat(self.folder)) or os.listdir(self.folder) != [MARK]:
                 return False
             os.unlink(MARK, dir_fd=self.folder)
+            os.dup2(self.folder, self._file, inheritable=False)  # closed: NFS keeps an open file by another name
             os.rmdir(self.path.name, dir_fd=self._parent)
         except OSError:
             return False

@@ -74,7 +74,8 @@ def _places() -> list[Path]:
     name = f"{os.path.basename(here) or 'root'}-{hashlib.sha256(os.fsencode(here)).hexdigest()[:8]}"
     state = os.environ.get("XDG_STATE_HOME", "")
     home = Path(state) if os.path.isabs(state) else Path(os.path.expanduser("~")) / ".local" / "state"
-    places = [home / "autoddp" / name]
+    # Without HOME and an entry in passwd it is a folder "~" here, which somebody would remove by `rm -r ~`.
+    places = [home / "autoddp" / name] if home.is_absolute() else []
     with contextlib.suppress(OSError):  # there is no temporary folder that takes files
         places.append(Path(tempfile.gettempdir()) / f"autoddp-of-user-{os.geteuid()}" / name)
     return places

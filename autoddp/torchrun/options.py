@@ -13,6 +13,7 @@ import signal
 import socket
 import uuid
 from collections.abc import Iterator, Mapping
+from importlib import metadata
 from typing import Any
 
 from autoddp.errors import UsageError, first_line
@@ -23,6 +24,7 @@ from autoddp.torchrun.surroundings import quiet_elastic
 TIMEOUT = 900  # seconds; torchrun's own for a static rendezvous, where --rdzv-conf names none
 _LAST_CALL = 30  # seconds; torch's own, likewise
 _READ_TIMEOUT = 60  # seconds; torch's own for c10d, likewise
+_LONGEST_SLEEP = 1e9  # seconds; time.sleep refuses some more
 OLDEST_TORCH = (2, 6)
 """The oldest version with which a job was tuned; `campaigns/versions.py` tries it and newer ones."""
 DEFAULT_PORT = 29500  # torchrun's, for a static rendezvous without --master-port
@@ -75,11 +77,12 @@ def processes_per_node(torchrun: argparse.Namespace) -> int:
 
 
 def node_range(torchrun: argparse.Namespace) -> tuple[int, int]:
-    """Fewest and most nodes."""
+    """Fewest and most nodes. Under a static rendezvous torch waits for the most, whatever the fewest are."""
     from torch.distributed.run import parse_min_max_nnodes
 
     fewest, most = parse_min_max_nnodes(torchrun.nnodes)
-    return int(fewest), int(most)
+    waits_for_all = torchrun.rdzv_backend == "static" and not torchrun.standalone and 1 <= fewest <= most
+    return int(most if waits_for_all else fewest), int(most)
 
 
 def ending_signals(torchrun: argparse.Namespace) -> frozenset[int]:
@@ -93,7 +96,7 @@ def ending_signals(torchrun: argparse.Namespace) -> frozenset[int]:
 def require_job_options(torchrun: argparse.Namespace) -> None:
     """UsageError for a value that torch judges only when the job starts, which may be after minutes of tuning.
 
-    These are the options that tuning does without, see `jobs.run_tuning_job`.
+    Tuning does without most of these options, see `jobs.run_tuning_job`; with another one no attempt can begin either.
     """
     from torch.distributed.elastic.multiprocessing import Std
 
@@ -108,8 +111,35 @@ def require_job_options(torchrun: argparse.Namespace) -> None:
         raise UsageError(f"--local-ranks-filter {ranks}: must be numbers of local ranks, e.g. --local-ranks-filter 0,1")
     if torchrun.max_restarts < 0:
         raise UsageError(f"--max-restarts {torchrun.max_restarts}: must be a whole number of 0 or more")
+    if not 0 < torchrun.monitor_interval <= _LONGEST_SLEEP:  # false for NaN too
+        rule = "must be a number of seconds above 0, e.g. --monitor-interval 0.1"
+        raise UsageError(f"--monitor-interval {torchrun.monitor_interval}: {rule}")
+    patience = getattr(torchrun, "shutdown_timeout", None)  # older versions of torch have no such option
+    if patience is not None and patience < 0:
+        raise UsageError(f"--shutdown-timeout {patience}: must be a whole number of 0 or more")
+    _require_handler(torchrun.event_log_handler)
+    if torchrun.logs_specs is not None:
+        _require_logs_specs(torchrun.logs_specs)
     if torchrun.log_dir and torchrun.log_dir != os.devnull and torchrun.logs_specs is None:
         _require_folder(torchrun.log_dir)
+
+
+def _require_handler(name: str) -> None:
+    """UsageError for a handler of events that torch has not. It looks one up only when the first rank has started."""
+    from torch.distributed.elastic.events.handlers import get_logging_handler
+
+    try:
+        get_logging_handler(name)
+    except KeyError:
+        raise UsageError(f"--event-log-handler {name}: torch has none of this name; null is the usual one") from None
+
+
+def _require_logs_specs(name: str) -> None:
+    """UsageError for logs specs that no package here registers."""
+    known = metadata.entry_points(group="torchrun.logs_specs").names
+    if name not in known:
+        names = f"one of {', '.join(sorted(known))}" if known else "left out: no package here registers any"
+        raise UsageError(f"--logs-specs {name}: must be {names}")
 
 
 def _require_folder(log_dir: str) -> None:

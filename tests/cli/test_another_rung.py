@@ -8,6 +8,7 @@ import pytest
 
 from autoddp.commandline.mode import choose
 from autoddp.commandline.options import parse
+from autoddp.errors import UnfitRecipe
 from autoddp.knobs import AS_WRITTEN, Configuration, Rung
 from autoddp.recipe import Evidence, Fits, LadderEntry, MadeBy, Recipe, save
 
@@ -75,6 +76,18 @@ def test_what_is_launched(tmp_path: Path, launched: Configuration, words: str, e
     plan = choose(parse(words.split()))
     assert plan.configuration == expected
     assert ("the batch is 4 times as large" in plan.says) is (expected is BATCH)
+
+
+def test_a_stricter_limit_holds_for_a_saved_recipe(tmp_path: Path) -> None:
+    """The recipe itself says that its hook is off by more: a study would have refused it."""
+    job = f"--recipe {recipe(tmp_path, NEAR)} --nproc-per-node 2 train.py".split()
+    assert choose(parse(["--near-limit", "0.0029", *job])).configuration == NEAR
+    with pytest.raises(UnfitRecipe, match=r"gradient error 0\.29 %, above --near-limit \(0\.10 %\): allow less"):
+        choose(parse(["--near-limit", "0.001", *job]))
+    assert choose(parse(["--near-limit", "0.001", "--allow", "exact", *job])).configuration == EXACT
+    forced = choose(parse(["--near-limit", "0.001", "--force", *job]))
+    assert forced.configuration == NEAR
+    assert "gradient error 0.29 %" in forced.says
 
 
 def test_nothing_allowed_wins(tmp_path: Path) -> None:

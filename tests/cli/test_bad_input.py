@@ -100,6 +100,12 @@ CASES = {
     "tee of another kind": ("--nproc-per-node 2 -t 0:7 train.py", "--tee 0:7: must be 0 (nothing), 1 (stdout)"),
     "filter of ranks": ("--local-ranks-filter all train.py", "--local-ranks-filter all: must be numbers of"),
     "restarts negative": ("--max-restarts -1 train.py", "--max-restarts -1: must be a whole number of 0 or more"),
+    "monitor interval of nothing": ("--monitor-interval 0 train.py", "--monitor-interval 0.0: must be a number of"),
+    "monitor interval that is none": ("--monitor-interval nan train.py", "--monitor-interval nan: must be a number of"),
+    "handler of events": ("--event-log-handler x train.py", "--event-log-handler x: torch has none of this name"),
+    "specs of logs": ("--logs-specs nope train.py", "--logs-specs nope: must be one of default"),
+    "bench with redirects of another kind": ("bench --nproc-per-node 2 --redirects 5", "--redirects 5: must be 0 (no"),
+    "bench with a log folder that is a file": ("bench --nproc-per-node 2 --log-dir a_file", "a_file is no folder that"),
     "log folder that is a file": ("--log-dir a_file train.py", "--log-dir a_file: a_file is no folder that takes"),
     "log folder below a file": ("--log-dir a_file/x train.py", "--log-dir a_file/x: a_file is no folder that takes"),
     "rendezvous setting without a value": (
@@ -151,6 +157,7 @@ CASES = {
     ),
     "recipe command": ("recipe check not.toml", "not.toml: not TOML: "),
     "recipe command's word": ("recipe chekc not.toml", "recipe: "),
+    "bench into no folder": ("bench --nproc-per-node 2 --output=", "bench: --output '': must be a folder"),
     "report without a run": ("report", "report: no run in .autoddp has a summary.json; name a run's folder, or tune"),
     "report of another file": ("report not.toml", "report: not.toml: not the summary of a run: Expecting value"),
 }

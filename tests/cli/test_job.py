@@ -119,3 +119,22 @@ def test_kubernetes_puts_no_variables_into_the_words(capsys: pytest.CaptureFixtu
     """In a container's command it takes $(RANK) for a variable and $$ for $; $$(RANK) and $$$ are these words."""
     text = printed(capsys, kind, "--image", "me/train:1", "train.py", "$(RANK)", "a$$b", "$HOME", "$")
     assert '["autoddp", "train.py", "$$(RANK)", "a$$$b", "$HOME", "$"]' in text
+
+
+def test_names_that_are_not_utf_8_stay_as_they_are(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    """`--data café` in Latin-1: Slurm's script hands on the same bytes, and a manifest cannot hold them."""
+    assert run(["slurm", "train.py", "--data", "caf\udce9"]) == 0
+    assert b"srun autoddp train.py --data 'caf\xe9'\n" in capsysbinary.readouterr().out
+    with pytest.raises(UsageError, match=r"^job: caf\\udce9: not UTF-8"):
+        run(["kubeflow", "--image", "me/train:1", "train.py", "--data", "caf\udce9"])
+
+
+@pytest.mark.parametrize("kind", ["kubeflow", "pytorchjob"])
+def test_letters_beyond_16_bits_are_read_again(capsys: pytest.CaptureFixture[str], kind: str) -> None:
+    words = ["train.py", "--name", "🙂 \x7f\u2028 \\ud83d"]
+    text = printed(capsys, kind, "--image", "me/train:1", *words)
+    assert text.isascii()
+    manifest = yaml.safe_load(text)["spec"]
+    trainer = manifest["trainer"] if kind == "kubeflow" else manifest["pytorchReplicaSpecs"]["Master"]["template"]
+    found = trainer if kind == "kubeflow" else trainer["spec"]["containers"][0]
+    assert found["command"] == ["autoddp", *words]

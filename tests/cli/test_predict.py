@@ -288,11 +288,18 @@ def test_a_table(summary: Path, capsys: Any) -> None:
     ]
 
 
-def test_a_recipe_leads_to_its_run(summary: Path, capsys: Any) -> None:
+def test_a_recipe_leads_to_its_run(summary: Path, tmp_path: Path, capsys: Any) -> None:
     recipe = summary.parents[2] / "train.autoddp.toml"
     save(RECIPE, recipe)
     assert run([str(recipe), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["summary"] == str(summary)
+    elsewhere = tmp_path / "state"  # where the current folder takes no files
+    elsewhere.mkdir()
+    (tmp_path / ".autoddp").rename(elsewhere / "runs")
+    save(RECIPE, elsewhere / "train.autoddp.toml")
+    assert run([str(elsewhere / "train.autoddp.toml"), "--json"]) == 0
+    capsys.readouterr()
+    (elsewhere / "runs").rename(tmp_path / ".autoddp")
     summary.unlink()
     with pytest.raises(UsageError, match="a recipe has too little, and its run's folder 20261122-1 is not in"):
         run([str(recipe)])

@@ -17,6 +17,7 @@ from autoddp.commandline.environment import job_environment
 from autoddp.commandline.mode import Mode
 from autoddp.commandline.options import parse
 from autoddp.errors import NothingReadable, NotTuned
+from autoddp.files import write_whole
 from autoddp.knobs import AS_WRITTEN, Configuration, Rung
 from autoddp.network.own_network import Network
 from autoddp.recipe import load
@@ -179,3 +180,50 @@ def test_a_job_that_is_tuned_beside_this_one_keeps_its_recipe(
     comes_of(mine, folder)
     assert theirs.read_text() == other
     assert len(recipes()) == 2
+
+
+def test_a_recipe_that_comes_at_the_last_moment_stays(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On NFS a host may not see for half a minute what another has written, and replaced it without a copy."""
+    comes_of(DECIDED, folder)
+    (theirs,) = recipes()
+    other = theirs.read_text()
+    theirs.unlink()
+
+    def late(path: Path, content: str | bytes, **how: bool) -> None:
+        if not theirs.exists():
+            theirs.write_text(other)
+        write_whole(path, content, **how)
+
+    monkeypatch.setattr("autoddp.recipe.write.write_whole", late)
+    mine = replace(DECIDED, facts=codec.replace(DECIDED.facts, parameters_digest="f" * 16))
+    place = comes_of(mine, folder).path
+    assert place is not None
+    assert theirs.read_text() == other
+    assert sorted(recipes()) == sorted([theirs, place])
+    assert load(place).fits.parameters_digest == "f" * 16
+    assert not list(Path().glob(".autoddp-*"))
+
+
+@pytest.mark.parametrize(
+    ("words", "next_start", "undo"),
+    [
+        (["train.py"], "train.py", "train.py"),
+        (["-m", "pkg.train"], "-m pkg.train", "-m pkg.train"),
+        (["--no-python", "./train.sh"], "--no-python ./train.sh", "--no-python ./train.sh"),
+        (["--trials", "20", "--recipe", "bf16.toml", "train.py"], "--recipe bf16.toml train.py", "train.py"),
+    ],
+)
+def test_the_commands_that_are_told_do_what_is_said(
+    words: list[str], next_start: str, undo: str, folder: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each starts the same kind of script with the same number of ranks, and finds the recipe that was written."""
+    with Results(parse(["--nproc-per-node", "2", *words]), folder, Network()) as results:
+        tuned = Tuned(recipe=results.recipe(DECIDED, ()), outcome=DECIDED, built_ddp=True)
+    results.mode(Mode(tune=True, several_nodes=False), tuned)
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"used by the next autoddp --nproc-per-node 2 {next_start} in your code" in said
+    assert f"undo torchrun --nproc-per-node 2 {undo} autoddp: starting the job" in said
+    commands = autoddp.load_run(folder.path).summary["commands"]
+    assert ("--recipe" in commands["autoddp"]) == ("--recipe" in words)
+    assert commands["autoddp"].endswith(undo)
+    assert commands["torchrun"] == f"torchrun --nproc-per-node 2 {undo}"

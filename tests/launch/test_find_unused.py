@@ -15,6 +15,7 @@ from autoddp.recipe import load, save
 
 STATIC = {"static_graph": True}
 LATER = "unused.py --from-step 12"
+PROBES = "unused.py --probes-from 12"
 
 
 TUNED = ("--trials", "2", "--allow", "exact", "--tune-only", "--diagnose-budget", "0")
@@ -49,7 +50,10 @@ def test_static_graph_is_tried_first(tuned):
     assert study["trials"][0]["state"] != "failed"
 
 
-BY_TORCHRUN = {"test_the_job_trains_the_same": lambda script: [script]}
+BY_TORCHRUN = {
+    "test_the_job_trains_the_same": lambda script: [script],
+    "test_a_pass_that_gives_no_gradients_stops_no_job": lambda: [PROBES],
+}
 
 
 @pytest.mark.parametrize("script", ["unused.py"])
@@ -68,3 +72,12 @@ def test_a_parameter_that_is_unused_later_stops_the_job_at_once(recipe, tmp_path
     assert job.returncode == 1
     assert "the recipe's static_graph needs the gradients of all parameters in each step" in job.stderr
     assert not list(job.folder.glob("rank*.pt"))
+
+
+def test_a_pass_that_gives_no_gradients_stops_no_job(recipe, by_torchrun, tmp_path):
+    """`torch.autograd.grad` begins at the model's output and gives none; the pass after it gives all."""
+    job = launched(tmp_path / "job", "--recipe", str(recipe), "--force", script=PROBES)
+    assert job.returncode == 0, job.stderr[-2000:]
+    for rank in (0, 1):
+        found, expected = (torch.load(f / f"rank{rank}.pt") for f in (job.folder, by_torchrun / folder_of(PROBES)))
+        assert all(torch.equal(found[name], expected[name]) for name in expected)

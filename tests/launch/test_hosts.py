@@ -353,7 +353,8 @@ def test_a_store_that_is_gone_is_one_line(capfd: pytest.CaptureFixture[str]) -> 
 def test_a_start_for_tuning_waits_for_no_further_hosts(number: int, tmp_path: Path) -> None:
     """Where --nnodes is a range, its first number has come, and torch would give the others half a minute."""
     (tmp_path / "train.py").touch()
-    options = parse(["--nnodes", "1:3", "--nproc-per-node", "2", str(tmp_path / "train.py")])
+    words = ["--nnodes", "1:3", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:29400", "--nproc-per-node", "2"]
+    options = parse([*words, str(tmp_path / "train.py")])
     made: Any = SimpleNamespace(folder=SimpleNamespace(path=tmp_path), keeper=None, isolation=None)
     tuning = Tuning(options, made, Hosts() if number == 1 else connected(number)[0], cast(Any, None))
     assert node_range(tuning._torchrun) == (number, number)

@@ -96,7 +96,7 @@ def test_a_number_that_is_printed_once_at_the_end(tmp_path: Path) -> None:
     assert recipe.env == {"OMP_NUM_THREADS": "1"}
     assert (recipe.evidence.objective, recipe.evidence.baseline_value) == (RATE, 10.25)
     assert [(entry.value, entry.ms_per_step) for entry in recipe.ladder] == [(20.5, None)]
-    assert "×2 better" in launch.stderr
+    assert "×2.00 better" in launch.stderr
     assert "10.25 → 20.5 as printed" in launch.stderr
     assert "  by            OMP_NUM_THREADS=1\n" in launch.stderr or "1 CPU thread per rank\n" in launch.stderr
     assert (summary(launch)["objective"]["as_written"], summary(launch)["objective"]["tuned"]) == (10.25, 20.5)
@@ -172,6 +172,28 @@ def test_a_signal_ends_it_without_a_job(tmp_path: Path) -> None:
     assert launch.returncode == 130
     assert "SIGINT: tuning ends, no job is started" in launch.stderr
     assert not (folder / "log").exists()
+
+
+@needs_cores
+def test_a_signal_keeps_what_was_measured(tmp_path: Path) -> None:
+    """The start as written has given its number; the signal comes in that of the first setting."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    tried = "if 'OMP_NUM_THREADS' in os.environ:\n    print('here', flush=True)\n    time.sleep(600)\n"
+    (folder / "job.py").write_text(f"import os, time\n{tried}print('rate 3')\n")
+    launch = start(AUTODDP, folder, ["--objective", RATE, *ONE, "job.py"])
+    try:
+        logs = ".autoddp/2*/attempt1/*/attempt_0/0/stdout.log"
+        wait_for(lambda: any("here" in log.read_text() for log in folder.glob(logs)), "the first trial")
+        launch.process.send_signal(signal.SIGINT)
+        launch.process.wait(PATIENCE)
+        wait_for(lambda: not launch.processes(), "the end of every process")
+    finally:
+        launch.kill()
+    assert launch.returncode == 130
+    assert "Traceback" not in launch.stderr
+    assert summary(launch)["objective"]["as_written"] == 3
+    assert not list(folder.glob("*.toml"))
 
 
 @pytest.mark.parametrize(
@@ -265,6 +287,14 @@ def test_without_trials_nothing_is_tuned(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "train.py").touch()
     assert choose(parse(["--objective", "steps", "train.py"])).tune
     assert not choose(parse(["--objective", "steps", "--trials", "0", "train.py"])).tune
+
+
+def test_options_for_ddp_are_said_to_have_no_effect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    says = choose(parse(["--objective", "steps", "--trace", "--accumulate-up-to", "4", "train.py"])).says
+    assert says.startswith("--accumulate-up-to, --trace have no effect with --objective, ")
+    assert choose(parse(["--objective", "steps", "--budget", "10m", "train.py"])).says == ""
 
 
 def test_a_recipe_belongs_to_its_objective(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from autoddp.commandline.mode import choose
 from autoddp.commandline.options import parse
 from autoddp.commandline.rank_count import idle_gpus, set_one, set_ranks, usable_nodes
 from autoddp.topology import NumaNode, numa_nodes
+from autoddp.topology.system.machine import cpu
 
 GIVEN = {
     "--nproc-per-node 1 train.py": True,
@@ -69,6 +70,16 @@ def test_on_this_host():
     assert bool(idle_gpus()) is (gpus > 1)
     set_one(torchrun)
     assert torchrun.nproc_per_node == "1"
+
+
+def test_a_system_without_affinity(monkeypatch):
+    """As macOS."""
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr("autoddp.commandline.rank_count.visible_gpus", lambda: 0)
+    torchrun = argparse.Namespace(nproc_per_node="1")
+    set_ranks(torchrun)
+    assert torchrun.nproc_per_node == "2"
+    assert cpu().usable == os.cpu_count()
 
 
 def test_one_rank_is_launched_for_two_reasons():

@@ -25,8 +25,8 @@ from autoddp.commandline.saved_recipes import (
     script_names,
 )
 from autoddp.errors import NotTuned, UnfitRecipe
-from autoddp.knobs import Configuration
-from autoddp.recipe import Evidence, Fits, MadeBy, Recipe, load, save
+from autoddp.knobs import Configuration, Rung
+from autoddp.recipe import Evidence, Fits, LadderEntry, MadeBy, Recipe, load, save
 from autoddp.worker.ddp.model import parameters_digest
 
 TWO = ["--nproc-per-node", "2"]
@@ -248,6 +248,40 @@ def test_recipes_whose_variables_differ_read_differently() -> None:
     assert says[0].replace("OMP_NUM_THREADS=4", "OMP_NUM_THREADS=8") == says[1] != says[0]
 
 
+def with_hook(nears_ms: float = 10.0, **fits: object) -> Recipe:
+    near = LadderEntry(Rung.NEAR, Configuration({"hook": "bf16"}), nears_ms, 1.5, 1.4, 1.6)
+    made = recipe(world_size=4, nodes=2, **fits)
+    return replace(made, configuration=near.configuration, ladder=(near,))
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (with_hook(), ["--force"]),
+        (with_hook(parameters_digest="fedcba9876543210"), []),
+        (with_hook(inputs=()), []),
+        (with_hook(nears_ms=5.0), []),
+    ],
+    ids=["one compares no inputs", "another model", "other inputs", "another study"],
+)
+def test_hosts_whose_ranks_would_wait_for_each_other_are_not_about_to_do_the_same(
+    other: Recipe, words: list[str]
+) -> None:
+    """The settings are the same. The ranks of one host asked whether the job is the recipe's, the others did not."""
+    both = [parse(["--nnodes", "2", *TWO, *more, "train.py"]) for more in ([], words)]
+    modes = [Mode(False, True, made) for made in (with_hook(), other)]
+    assert len({mode.digest(one) for mode, one in zip(modes, both, strict=True)}) == 2
+    assert len({mode.reads(one) for mode, one in zip(modes, both, strict=True)}) == 2
+
+
+def test_force_on_one_of_the_hosts_that_tune() -> None:
+    """It concerns what is launched with the recipe that they find."""
+    both = [parse(["--nnodes", "2", *TWO, "--trials", "3", *more, "train.py"]) for more in ([], ["--force"])]
+    assert len({choose(one).digest(one) for one in both}) == 2
+    says = [choose(one).reads(one) for one in both]
+    assert says[1] == f"{says[0]}, --force"
+
+
 UNEVEN = {"world_size": 12, "nodes": 2, "ranks_of_nodes": (4, 8)}
 
 
@@ -355,6 +389,26 @@ def test_more_threads_than_this_host_has_cores_for(monkeypatch: pytest.MonkeyPat
     assert not plan("train.py").tune
 
 
+def test_a_recipe_that_a_stricter_limit_refuses_is_tuned_again() -> None:
+    """As where a project has set near-limit since."""
+    near = Configuration({"hook": "bf16"})
+    entry = LadderEntry(Rung.NEAR, near, 22.3, 1.41, 1.39, 1.43, 0.0029)
+    save(replace(recipe(), configuration=near, ladder=(entry,)), "proj.train.autoddp.toml")
+    assert plan("train.py").configuration == near
+    again = plan("--near-limit", "0.001", "train.py")
+    assert again.tune
+    assert "(gradient error 0.29 %, above --near-limit (0.10 %)): tuning again" in again.says
+
+
+@pytest.mark.parametrize("words", [[], ["--near-limit", "0.1"], ["--recipe", "proj.train.autoddp.toml"]])
+def test_a_recipe_of_a_study_with_a_laxer_limit_is_launched(words: list[str]) -> None:
+    """`--near-limit 0.1 --trials 20` has made it, and said that the next start without options launches with it."""
+    near = Configuration({"hook": "bf16"})
+    entry = LadderEntry(Rung.NEAR, near, 22.3, 1.41, 1.39, 1.43, 0.03)
+    save(replace(recipe(), configuration=near, ladder=(entry,)), "proj.train.autoddp.toml")
+    assert plan(*words, "train.py").configuration == near
+
+
 def test_hosts_of_which_one_overrules_the_recipe_read_differently() -> None:
     """The recipe of uneven hosts is judged when all have come, and --force is a part of that."""
     save(recipe(**UNEVEN), "proj.train.autoddp.toml")
@@ -413,6 +467,18 @@ def test_any_note_is_one(text: str) -> None:
     found = plan("train.py")
     assert found.tune
     assert found.says.isprintable()
+
+
+@pytest.mark.parametrize("name", ["pro\nject", "pro\udce9t"])
+def test_a_note_about_a_recipe_with_a_strange_name(name: str, checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line break ended the comment. A name that is not UTF-8 ended the job, whose worker could not write the note."""
+    (checkout / name).mkdir()
+    monkeypatch.chdir(checkout / name)
+    Path("train.py").touch()
+    request = parse([*TWO, "train.py"])
+    save(recipe(["train.py"]), request.recipe_path)
+    assert Note(request.recipe_path, request).write(request, "input 0 differs")
+    assert "was of another job (input 0 differs)" in plan("train.py").says
 
 
 @pytest.mark.parametrize("letter", ["x", "é"])
@@ -499,6 +565,12 @@ def test_a_job_that_is_not_the_recipes_runs_as_written(tmp_path: Path) -> None:
     ]
     dry = start(AUTODDP, folder, ["--dry-run", *words]).wait()
     assert "would tune: 20 trials" in dry.stdout
+    assert "would launch: " in dry.stdout
+    said = dry.stdout
+    dry = start(AUTODDP, folder, ["--dry-run", "--tune-only", *words]).wait()
+    more = dry.stdout.removeprefix(said)
+    assert "would tune: 20 trials" in more
+    assert "would launch" not in more
 
 
 def test_force_says_what_it_overrules() -> None:

@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -926,6 +926,44 @@ def test_the_oldest_runs_go(host: Host) -> None:
     assert folder.says == (f"removed the 2 oldest run folders in {host.output}: --keep-runs 3",)
     assert folder.path.is_dir()
     folder.clean()
+
+
+@pytest.fixture
+def nfs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mark that is removed while this process has it open goes by another name until it is closed, as on NFS."""
+    unlink, rmdir = os.unlink, os.rmdir
+
+    def is_open(file: os.stat_result) -> bool:
+        found = []
+        for number in map(int, os.listdir("/dev/fd")):
+            with suppress(OSError):  # the one by which the list was read
+                found.append(os.path.samestat(os.fstat(number), file))
+        return any(found)
+
+    def unlinked(name: str, *, dir_fd: int | None = None) -> None:
+        if name == "owner.json" and is_open(os.stat(name, dir_fd=dir_fd)):
+            os.rename(name, ".nfs0001", src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+        else:
+            unlink(name, dir_fd=dir_fd)
+
+    def removed(name: str, *, dir_fd: int | None = None) -> None:
+        with suppress(FileNotFoundError):
+            if not is_open(os.stat(f"{name}/.nfs0001", dir_fd=dir_fd)):
+                unlink(f"{name}/.nfs0001", dir_fd=dir_fd)
+        rmdir(name, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "unlink", unlinked)
+    monkeypatch.setattr(os, "rmdir", removed)
+
+
+def test_old_runs_on_nfs_go_whole(host: Host, nfs: None) -> None:
+    """An empty folder stayed of each, without a mark by which a later run would have known it, and nothing was said."""
+    found = runs(host, 3)
+    folder = RunFolder(host.output, keep_runs=2)
+    assert left(found) == [False, False, True]
+    assert folder.says == (f"removed the 2 oldest run folders in {host.output}: --keep-runs 2",)
+    folder.clean()
+    assert os.listdir(host.temporary) == []
 
 
 def test_no_limit_no_removal(host: Host) -> None:

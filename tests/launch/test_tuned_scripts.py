@@ -150,6 +150,42 @@ def test_an_unpickled_model_ends_tuning_and_that_is_said(tmp_path):
     assert not list(launch.folder.glob("*.toml"))
 
 
+PASSES_BY_DDP = """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+class WithTrainStep(DDP):
+    def train_step(self, inputs):  # as MMDistributedDataParallel of mmcv 1
+        self.reducer._rebuild_buckets()
+        output = self.module(inputs)
+        self.reducer.prepare_for_backward([])
+        return output
+
+dist.init_process_group("gloo")
+torch.manual_seed(7)
+model = WithTrainStep(torch.nn.Linear(16, 16))
+sgd = torch.optim.SGD(model.parameters(), lr=0.01)
+for _ in range(400):
+    sgd.zero_grad()
+    model.train_step(torch.ones(4, 16)).sum().backward()
+    sgd.step()
+del model
+dist.destroy_process_group()
+"""
+
+
+def test_passes_that_do_not_begin_in_ddps_forward_end_tuning_and_that_is_said(tmp_path):
+    """They reduce, and "the script reduces nothing through DDP" would be wrong."""
+    script = tmp_path / "passes_by.py"
+    script.write_text(PASSES_BY_DDP)
+    launch = run(AUTODDP, tmp_path / "run", str(script), "--trials", "2")
+    assert launch.returncode == 0, launch.stderr[-2000:]
+    said = "the script prepares the reducer of a DDP object whose forward it does not call: such passes cannot be"
+    assert f"not tuned, launching as written: {said}" in launch.stderr
+    assert not list(launch.folder.glob("*.toml"))
+
+
 WORKS_ON_ITS_OWN_FILE = """
 import os
 with open("counted", "a") as file:

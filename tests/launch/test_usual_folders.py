@@ -15,7 +15,7 @@ from autoddp.commandline.options import parse
 from autoddp.commandline.saved_recipes import Note, found_recipes
 from autoddp.errors import UsageError
 from autoddp.runs.folder import RunFolder
-from autoddp.runs.usual_folders import OUTPUT, Folders, make, usual_folders
+from autoddp.runs.usual_folders import OUTPUT, Folders, elsewhere, make, usual_folders
 
 WORDS = ["--nproc-per-node", "2", "train.py"]
 
@@ -108,6 +108,18 @@ def test_without_a_home_the_temporary_folder_unless_others_may_write_there(read_
     mine.rename(mine.with_name("theirs"))
     mine.symlink_to(mine.with_name("theirs"))
     assert usual_folders() == Folders()
+
+
+def test_without_a_home_no_folder_called_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for a user without an entry in passwd, in a folder where only `.autoddp` is another user's."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    found = elsewhere()
+    assert found is not None
+    assert found.recipes.is_relative_to(tmp_path / "tmp")
 
 
 @pytest.mark.parametrize("level", ["autoddp", "autoddp/NAME"])

@@ -1,13 +1,15 @@
-"""A script that belongs to another user."""
+"""A script, or a recipe, that belongs to another user."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from pathlib import Path
 
 from other_user import as_another_user, needs_root
 
+from autoddp.commandline.mode import choose
 from autoddp.commandline.options import parse
 from autoddp.commandline.script import require_script
 from autoddp.errors import UsageError
@@ -32,4 +34,25 @@ def test_a_script_that_cannot_be_read_is_an_error_before_anything_starts() -> No
         assert says() == ""
         assert as_another_user(says) == f"{place} cannot be read by this user: see its mode and its owner (ls -l)"
     finally:
+        shutil.rmtree(folder)
+
+
+@needs_root
+def test_a_recipe_that_another_user_keeps_to_himself_is_not_in_the_way() -> None:
+    """In a folder that two users share, his umask ended each start of hers, also after she had tuned."""
+    folder, here = Path(tempfile.mkdtemp(prefix="autoddp-test-")), os.getcwd()
+    folder.chmod(0o777)
+    (folder / "train.py").touch()
+
+    def says() -> str:
+        mode = choose(parse(["--nproc-per-node", "2", "train.py"]))
+        return mode.says if mode.tune else "launching"
+
+    try:
+        os.chdir(folder)
+        assert says() == ""
+        (folder / f"{folder.name}.train.autoddp.toml").touch(mode=0o600)
+        assert as_another_user(says) == f"{folder.name}.train.autoddp.toml cannot be read by this user: tuning"
+    finally:
+        os.chdir(here)
         shutil.rmtree(folder)
