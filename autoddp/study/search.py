@@ -37,10 +37,10 @@ from autoddp.study.outcome import WORTHWHILE, Decision, Outcome, Screened, Stand
 from autoddp.study.reserve import Reserve
 from autoddp.study.semifinals import Semifinal, contenders, run_semifinal, steps_of_semifinal
 from autoddp.study.trials import Trials
-from autoddp.timing import Block, Headroom, difference, headroom
+from autoddp.timing import Block, Headroom, anatomy, difference, headroom
 from autoddp.timing.timeline import Timeline
 from autoddp.units import percent, ratio
-from autoddp.wire import JobFacts
+from autoddp.wire import AS_IT_IS, JobFacts
 
 _SHARE_FOR_DIAGNOSIS = 0.25  # of the time that the trials may take
 _AT_LEAST_FOR_DIAGNOSIS = 3.0  # seconds, which are little beside the start of the script
@@ -49,8 +49,8 @@ _MUCH = 1.5  # times as fast: beside that a rung that gains nothing is not looke
 _ROUNDS_OF_FINALS = 6  # that are usual
 _TIMES_OF_FINALS = 3  # that they are made, where contenders fail in them
 _AT_LEAST_FOR_SETTINGS = 2 * RESERVED  # trials that a study must have: at least half stay for knobs without a start
-_TIMES_QUEUED = 6  # steps for each batch in a queue: it is empty by the last third if steps use it up a quarter faster
-_LATE = 2  # of these, when it is empty. Half a queue is at least one burst: workers load two batches ahead, or more
+_BURSTS = 10  # of half a queue: it is empty by then if steps use it up a third faster than it fills
+_LATE = 3  # bursts in a row whose batches came late: the loaders are the limit
 _BEHIND = 1.2  # times as long as steps that find their batches ready: less is noise
 
 
@@ -177,25 +177,32 @@ class Study:
 
         Worker processes load ahead, and while steps as written are timed their queues fill again. So a few faster steps
         find their batches ready, and those of a launched job do not. Steps without reduction are the fastest there are:
-        they empty the queues, and take as long as the loaders then. The mean counts, because batches come in bursts,
-        one of each worker. The least of several means does: a step in which the script evaluates, saves or begins an
-        epoch is no fault of the loaders, and would make that of its burst as long as it likes.
+        they empty the queues, and wait for the loaders then. The mean counts, because batches come in bursts, one of
+        each worker. What the script does in between, such as saving, is none of these waits.
         """
-        queued, step = self._cost.queued, baseline.seconds
-        steps = _TIMES_QUEUED * queued
-        if not queued or self._cost.steps_of(0, steps) < steps:
-            return 0.0
-        if not self._reserve.can_pay([(AS_WRITTEN, step)], steps * step, steps):
-            return 0.0
-        try:
-            seconds = self._cost.block(AS_WRITTEN, 1, steps, reduce=False).seconds
-        except TrialFailed:  # the job was started again, and is as it was
-            return 0.0
-        if len(seconds) < steps:  # the script has ended meanwhile, and these are from another start, with full queues
-            return 0.0
-        late, burst = seconds[-_LATE * queued :], max(1, queued // _LATE)
-        pace = min(statistics.fmean(late[at : at + burst]) for at in range(0, len(late) - burst + 1, burst))
-        return pace if pace > _BEHIND * computing else 0.0
+        queued, start = self._cost.queued, self._cost.start.number
+        burst = max(1, queued // 2)  # workers load two batches ahead, or more
+        waits: list[float] = []
+        while queued and len(waits) < _BURSTS and self._affords_steps(burst, baseline.seconds):
+            first = not waits
+            try:
+                done = self._cost.recorded(
+                    AS_WRITTEN, int(first), burst, reduce=False, apply=first, experiment=AS_IT_IS
+                )
+            except TrialFailed:  # the job was started again, and is as it was
+                break
+            found = anatomy(done.ranks)
+            if not found or self._cost.start.number != start:  # another start has full queues
+                break
+            waits.append(max(one.stages["data"] for one in found))
+            if len(waits) >= _LATE and min(waits[-_LATE:]) > (_BEHIND - 1) * computing:
+                return computing + min(waits[1 - _LATE :])  # the first of them may have begun with a queue
+        return 0.0
+
+    def _affords_steps(self, steps: int, step: float) -> bool:
+        """Whether there is time for these before the final rounds, and room in this start of the script."""
+        has_room = self._cost.steps_of(0, steps) == steps
+        return has_room and self._reserve.can_pay([(AS_WRITTEN, step)], steps * step, steps)
 
     def _worth_rounds(
         self, contenders: Sequence[Configuration], expected: Mapping[Configuration, float]
