@@ -72,6 +72,7 @@ import contextlib
 import os
 import signal
 import socket
+import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -134,6 +135,7 @@ class State(Enum):
     OVER = "no attempt makes sense any more"
 
 
+_MOST_OF_A_NAME = 40  # letters of a configuration in a line that says what is waited for
 _IN_WORDS = {
     State.BETWEEN: "the next start of the script is being prepared",
     State.STARTING: "waiting for the script's first steps",
@@ -464,7 +466,7 @@ class JobMachine:
         if self.follows:
             return f"following the host that leads, {len(self._journal.entries)} measurements so far"
         order = self._attempt.order
-        what = _changes(order) if order is not None else ""
+        what = textwrap.shorten(_changes(order), _MOST_OF_A_NAME, placeholder=" …") if order is not None else ""
         return f"measuring {what or 'the script as written'}, {duration(self.measuring)} so far"
 
     @property

@@ -156,19 +156,25 @@ def test_a_number_behind_a_long_log_is_seen(tmp_path: Path) -> None:
     assert summary(launch)["objective"]["as_written"] == 3
 
 
-def test_a_signal_ends_it_without_a_job(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    folder.mkdir()
-    (folder / "job.py").write_text("import time\nopen('log', 'a').write('x')\nprint('here')\ntime.sleep(600)\n")
+def interrupted(folder: Path, attempt: int) -> Launch:
+    """The launch of `job.py`, ended by SIGINT when its start of this number has printed "here"."""
     launch = start(AUTODDP, folder, ["--objective", RATE, *ONE, "job.py"])
     try:
-        logs = ".autoddp/2*/attempt0/*/attempt_0/0/stdout.log"
-        wait_for(lambda: any("here" in log.read_text() for log in folder.glob(logs)), "the first start")
+        logs = f".autoddp/2*/attempt{attempt}/*/attempt_0/0/stdout.log"
+        wait_for(lambda: any("here" in log.read_text() for log in folder.glob(logs)), f"start {attempt}")
         launch.process.send_signal(signal.SIGINT)
         launch.process.wait(PATIENCE)
         wait_for(lambda: not launch.processes(), "the end of every process")
     finally:
         launch.kill()
+    return launch
+
+
+def test_a_signal_ends_it_without_a_job(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "job.py").write_text("import time\nopen('log', 'a').write('x')\nprint('here')\ntime.sleep(600)\n")
+    launch = interrupted(folder, attempt=0)
     assert launch.returncode == 130
     assert "SIGINT: tuning ends, no job is started" in launch.stderr
     assert not (folder / "log").exists()
@@ -181,15 +187,7 @@ def test_a_signal_keeps_what_was_measured(tmp_path: Path) -> None:
     folder.mkdir()
     tried = "if 'OMP_NUM_THREADS' in os.environ:\n    print('here', flush=True)\n    time.sleep(600)\n"
     (folder / "job.py").write_text(f"import os, time\n{tried}print('rate 3')\n")
-    launch = start(AUTODDP, folder, ["--objective", RATE, *ONE, "job.py"])
-    try:
-        logs = ".autoddp/2*/attempt1/*/attempt_0/0/stdout.log"
-        wait_for(lambda: any("here" in log.read_text() for log in folder.glob(logs)), "the first trial")
-        launch.process.send_signal(signal.SIGINT)
-        launch.process.wait(PATIENCE)
-        wait_for(lambda: not launch.processes(), "the end of every process")
-    finally:
-        launch.kill()
+    launch = interrupted(folder, attempt=1)
     assert launch.returncode == 130
     assert "Traceback" not in launch.stderr
     assert summary(launch)["objective"]["as_written"] == 3

@@ -399,10 +399,11 @@ def _played(
 
 
 def _without_waits(found: Sequence[Played], idle: float) -> Iterator[Played]:
-    """What a rank does, without what it has waited for a core in its gaps: `idle` of what it does not compute is left.
+    """Take out of a rank's gaps what it has waited for a core in them; of its sleeps the share `idle` was none of that.
 
-    A gap in which it waited is longer than others before the same line. So the longest ones are cut, to one length. If
-    all became shorter alike, ranks would still be late by turns, and in the replay they wait for cores again.
+    A gap in which the rank waited is longer than the other gaps before the same line. So the longest gaps are cut, all
+    to the same length. If each gap were cut by the same share, some would stay longer than others; but in the replay
+    the ranks wait for cores too, so these waits would count twice.
     """
     sleeps: dict[tuple[Place, str], list[float]] = {}
     for one in found:
@@ -414,7 +415,7 @@ def _without_waits(found: Sequence[Played], idle: float) -> Iterator[Played]:
 
 
 def _cut_at(lengths: Sequence[float], left: float) -> float:
-    """The length at which the longest are cut so that this sum is left of all."""
+    """The length to which all longer ones have to be cut, so that their sum becomes `left`."""
     for number, length in enumerate(sorted(lengths)):
         if (share := left / (len(lengths) - number)) <= length:
             return share

@@ -41,7 +41,7 @@ class _Pass:
         self.look_again()
 
     def look_again(self) -> None:
-        """What the gradients are now, another pass has given."""
+        """Take note of the gradients anew: those that are there now are another pass's."""
         self._before = self._gradients()
 
     def _gradients(self) -> list[tuple[int, int] | None]:

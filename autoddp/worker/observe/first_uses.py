@@ -211,7 +211,7 @@ class FirstUses:
             self._open = {other: one for other, one in self._open.items() if one is not call}
 
     def _made(self, func: Any, given: Any, result: Any) -> None:
-        """An operation has made this of that. One that returns nothing has changed what it was given."""
+        """Note that the result comes from what the operation was given; without a result, it has changed that."""
         if not self._calls:
             return
         try:
