@@ -117,7 +117,7 @@ def require_job_options(torchrun: argparse.Namespace) -> None:
     patience = getattr(torchrun, "shutdown_timeout", None)  # older versions of torch have no such option
     if patience is not None and patience < 0:
         raise UsageError(f"--shutdown-timeout {patience}: must be a whole number of 0 or more")
-    _require_handler(torchrun.event_log_handler)
+    _require_handler(getattr(torchrun, "event_log_handler", "null"))  # since torch 2.8
     if torchrun.logs_specs is not None:
         _require_logs_specs(torchrun.logs_specs)
     if torchrun.log_dir and torchrun.log_dir != os.devnull and torchrun.logs_specs is None:

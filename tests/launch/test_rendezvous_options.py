@@ -164,3 +164,12 @@ def test_a_static_rendezvous_has_no_range(backend: str, found: tuple[int, int]) 
         config, _, _ = config_from_args(argparse.Namespace(**{**vars(given), "master_port": 29500}))
         parameters = RendezvousParameters("static", config.rdzv_endpoint, "job", 1, config.max_nodes, rank=0)
         assert get_rendezvous_handler(parameters).world_size == found[0]  # type: ignore[attr-defined]
+
+
+def test_a_torch_without_newer_options_is_no_error() -> None:
+    """--event-log-handler came with torch 2.8, --signals-to-handle and --shutdown-timeout later still."""
+    newer = ("event_log_handler", "signals_to_handle", "shutdown_timeout", "numa_binding")
+    known = vars(arguments("1", "static", "", "", MASTERS[0])).items()
+    older = argparse.Namespace(**{name: value for name, value in known if name not in newer})
+    options.require_job_options(older)
+    assert options.ending_signals(older)
