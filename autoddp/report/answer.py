@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from autoddp.diagnose import Diagnosis
 from autoddp.diagnose.causes import in_words
 from autoddp.knobs import Configuration
+from autoddp.knobs.computing import NUMA_BINDING, THREADS
 from autoddp.knobs.hook import POWERSGD_START_STEP
 from autoddp.log import WIDTH, wrapped
 from autoddp.study import Outcome, Standing
@@ -22,6 +23,8 @@ from autoddp.units import gradient_error, milliseconds, ratio
 
 _LABEL = 15  # columns
 _MOST_OF_A_FIX = 3  # lines
+_OWN_PACE = 1.1  # of a step as written: a little more is noise
+_OF_CORES = (NUMA_BINDING.name, THREADS.name)
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,11 @@ def _limit(outcome: Outcome) -> Row:
     """What keeps the fastest configuration from being faster still: without text if that is not the loaders."""
     fastest = min(outcome.ladder, key=lambda one: one.seconds, default=None)
     if fastest is None or not fastest.pace or fastest.seconds > fastest.pace:
+        return Row("", "")
+    # As written too most steps may be shorter than the pace: batches come in bursts, and one long wait moves no median.
+    # With other threads it may be the pace of loaders that have no cores left.
+    other_cores = any(name in fastest.configuration for name in _OF_CORES)
+    if other_cores and fastest.pace > _OWN_PACE * outcome.baseline.seconds:
         return Row("", "")
     every = f"{outcome.figure(fastest.pace)} {outcome.unit}"
     return Row("  limit", f"your data loaders need {every}, however fast gradients travel")

@@ -111,7 +111,8 @@ def _as_launched(content: PageContent) -> list[float]:
     launched = content.launched
     if launched is None:
         return _as_written(content) if content.decision else []
-    return [median(steps) for steps in launched.rounds if steps] or [launched.seconds]
+    rounds = [max(median(steps), launched.pace) for steps in launched.rounds if steps]  # as `launched.seconds`
+    return rounds or [launched.seconds]
 
 
 def _prices(content: PageContent) -> dict[str, float]:

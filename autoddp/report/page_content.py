@@ -95,6 +95,8 @@ class Standing(Struct, frozen=True):
     speedup: Gain
     rounds: tuple[tuple[Amount, ...], ...] = ()
     """Seconds of its steps, round by round."""
+    pace: Amount = 0.0
+    """Seconds in which the loaders give the batches of a step; 0.0 where they keep up."""
     error: Error | None = None
 
 

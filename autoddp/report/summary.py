@@ -131,6 +131,7 @@ def _standing(standing: Standing) -> dict[str, Any]:
         "configuration": standing.configuration,
         "seconds": standing.seconds,
         "speedup": standing.speedup,
+        "pace": standing.pace,
         "speedup_low_over": standing.speedup_low_over,
         "rounds": _blocks(standing.rounds),
         "error": standing.error,

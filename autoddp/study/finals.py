@@ -111,19 +111,25 @@ class Rounds(ABC):
                 found = self._paired_of(blocks, tests)
                 open_ones = self._open(found)
                 found = replace(found, is_settled=not open_ones)
-                shows_as_much = number >= len(before.rounds) and (number == self.most or not self._loses(before, found))
-                if found.is_settled or shows_as_much:
+                shows_as_much = found.is_settled or number >= len(before.rounds)
+                if shows_as_much and not self._loses(before, found):
                     self.paired = found
                 running = [AS_WRITTEN, *open_ones]
             self._observer.final(number, self.most)
 
     def _loses(self, before: Paired, found: Paired) -> bool:
-        """Whether earlier finals have proved something, and `found`, which may be cut off, proves nothing so far.
+        """Whether earlier finals have proved something, and `found` neither proves anything so far nor disproves that.
 
-        Finals that are made again have half of the error, so as many rounds as before prove less.
+        Finals that are made again have half of the error, so as many rounds as before prove less, and of a gain below
+        `WORTH_A_CHANGE` no more are made. After the last one they have shown all that can be shown, but for what had
+        no room in them.
         """
         had, has = (self._chosen(ladder_of(one.finalists)) for one in (self.paired, found))
-        return self.paired.rounds is before.rounds and had is not None and has is None
+        if self.paired.rounds is not before.rounds or had is None or has is not None:
+            return False
+        again = next((one for one in found.finalists if one.configuration == had.configuration), None)
+        least = 1.0 if had.rung is Rung.EXACT else WORTH_A_CHANGE
+        return again is None or (len(found.rounds) < self.most and _likely_most(again, found) >= least)
 
     def _fails(
         self,
@@ -167,8 +173,7 @@ class Rounds(ABC):
     @staticmethod
     def _may_be_launched(one: Standing, chosen: Standing | None, paired: Paired) -> bool:
         """Whether it may yet turn out to be what is launched, in the place of what would be launched now."""
-        as_written = _medians(paired.rounds[: len(one.rounds)], one.pace)
-        if likely(as_written, _medians(one.rounds, one.pace))[1] < WORTH_A_CHANGE:
+        if _likely_most(one, paired) < WORTH_A_CHANGE:
             return False
         if chosen is None:
             return True
@@ -289,6 +294,12 @@ def _low_over(standing: Standing, other: Standing) -> float:
     together = min(len(standing.rounds), len(other.rounds))
     before, after = (_medians(one.rounds[:together], standing.pace) for one in (other, standing))
     return speedup(before, after, bound(together, standing.tests) if standing.tests else None).low
+
+
+def _likely_most(one: Standing, paired: Paired) -> float:
+    """What its speed-up over the script as written likely is at most."""
+    as_written = _medians(paired.rounds[: len(one.rounds)], one.pace)
+    return likely(as_written, _medians(one.rounds, one.pace))[1]
 
 
 def _medians(blocks: Sequence[Block], pace: float) -> list[float]:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from autoddp.knobs import AS_WRITTEN, BY_NAME, Configuration, Rung, Value
-from autoddp.knobs.computing import OPTIMIZE_DDP, REDUCE_OVERHEAD
+from autoddp.knobs.computing import NUMA_BINDING, OPTIMIZE_DDP, REDUCE_OVERHEAD, THREADS
 from autoddp.recipe.decision import WORTH_A_CHANGE
 from autoddp.settings import StudySettings
 from autoddp.study.budget import StepBudget
@@ -37,7 +37,7 @@ from autoddp.study.outcome import WORTHWHILE, Decision, Outcome, Screened, Stand
 from autoddp.study.reserve import Reserve
 from autoddp.study.semifinals import Semifinal, contenders, run_semifinal, steps_of_semifinal
 from autoddp.study.trials import Trials
-from autoddp.timing import Block, Headroom, anatomy, difference, headroom
+from autoddp.timing import STAGES, Block, Headroom, RankSteps, difference, headroom
 from autoddp.timing.timeline import Timeline
 from autoddp.units import percent, ratio
 from autoddp.wire import AS_IT_IS, JobFacts
@@ -148,7 +148,7 @@ class Study:
                 trials.add_on_top(fixed)
                 trials.accumulate(fixed)
             if len(trials.records) > paired:
-                self._make_finals(baseline, computing)
+                self._make_finals(baseline, fixed)
                 paired = len(trials.records)
             had_answer, trials.has_answer = trials.has_answer, bool(self._finals.paired.finalists)
             if not trials.no_time:
@@ -160,11 +160,11 @@ class Study:
         if settings and self._cost.left > 0:
             self._with_starts(settings, baseline)
 
-    def _make_finals(self, baseline: TrialRecord, computing: float) -> None:
+    def _make_finals(self, baseline: TrialRecord, fixed: Configuration) -> None:
         """Final rounds of the best of each rung; where one fails in them, again with the next best."""
         expected = {t.configuration: t.seconds for t in (*self._trials.records, baseline)}
         if not self._finals.paired.rounds:
-            self._finals.pace = self._pace_of_loaders(baseline, computing)
+            self._finals.pace = self._pace_of_loaders(baseline, fixed)
         for _ in range(_TIMES_OF_FINALS):
             contenders = self._worth_rounds([c for rung in Rung if (c := self._contender(rung))], expected)
             failed = len(self._finals.failed)
@@ -172,31 +172,31 @@ class Study:
             if len(self._finals.failed) == failed:
                 break
 
-    def _pace_of_loaders(self, baseline: TrialRecord, computing: float) -> float:
+    def _pace_of_loaders(self, baseline: TrialRecord, fixed: Configuration) -> float:
         """Seconds in which the loaders give the batches of a step; 0.0 where they keep up, or that cannot be found out.
 
         Worker processes load ahead, and while steps as written are timed their queues fill again. So a few faster steps
         find their batches ready, and those of a launched job do not. Steps without reduction are the fastest there are:
-        they empty the queues, and wait for the loaders then. The mean counts, because batches come in bursts, one of
-        each worker. What the script does in between, such as saving, is none of these waits.
+        they empty the queues, and wait for the loaders then. What else they take is measured here too: the headroom has
+        other threads, and may hold such waits itself, which would count twice.
         """
         queued, start = self._cost.queued, self._cost.start.number
         burst = max(1, queued // 2)  # workers load two batches ahead, or more
-        waits: list[float] = []
-        while queued and len(waits) < _BURSTS and self._affords_steps(burst, baseline.seconds):
-            first = not waits
+        # The cores that these leave to the workers decide how fast they load, so they are those of nearly all trials.
+        of_cores = (NUMA_BINDING.name, THREADS.name)
+        cores = Configuration({name: value for name, value in fixed.items() if name in of_cores})
+        found: list[float] = []
+        while queued and len(found) < _BURSTS and self._affords_steps(burst, baseline.seconds):
+            first = not found
             try:
-                done = self._cost.recorded(
-                    AS_WRITTEN, int(first), burst, reduce=False, apply=first, experiment=AS_IT_IS
-                )
+                done = self._cost.recorded(cores, int(first), burst, reduce=False, apply=first, experiment=AS_IT_IS)
             except TrialFailed:  # the job was started again, and is as it was
                 break
-            found = anatomy(done.ranks)
-            if not found or self._cost.start.number != start:  # another start has full queues
+            if not done.ranks or self._cost.start.number != start:  # another start has full queues
                 break
-            waits.append(max(one.stages["data"] for one in found))
-            if len(waits) >= _LATE and min(waits[-_LATE:]) > (_BEHIND - 1) * computing:
-                return computing + min(waits[1 - _LATE :])  # the first of them may have begun with a queue
+            found.append(_pace_of(done.ranks))
+            if len(found) >= _LATE and min(found[-_LATE:]) > 0:
+                return min(found[1 - _LATE :])  # the first of them may have begun with a queue
         return 0.0
 
     def _affords_steps(self, steps: int, step: float) -> bool:
@@ -411,3 +411,23 @@ def _little(won: Headroom) -> str:
     """Why the steps of a job were not recorded whose reductions cost next to nothing."""
     most = percent(won.high, ".1f")
     return f"its reductions take at most {most} of a step here, so no steps were recorded; tune it on more nodes"
+
+
+def _pace_of(ranks: Sequence[RankSteps]) -> float:
+    """Seconds of a step on the slowest of the ranks that wait for their loaders; 0.0 where none does.
+
+    It need not be the one that waits longest: a host that computes more slowly has less to wait for.
+    """
+    found = map(_waits_and_rest, ranks)
+    return max((waits + rest for waits, rest in found if waits > (_BEHIND - 1) * rest), default=0.0)
+
+
+def _waits_and_rest(steps: RankSteps) -> tuple[float, float]:
+    """Seconds for which a rank waits for batches in a step, and those of all else in a usual step of it.
+
+    The mean of the waits counts, because batches come in bursts, one of each worker. Of the rest the median does: what
+    the script does now and then, such as saving, is no fault of the loaders.
+    """
+    waits = [of_step[STAGES.index("data")] for of_step in steps.stages]
+    rest = [seconds - waited for seconds, waited in zip(steps.seconds, waits, strict=True)]
+    return statistics.fmean(waits), statistics.median(rest)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent
 
@@ -135,6 +136,14 @@ def test_no_gain(tmp_path: Path) -> None:
         report          .autoddp/20261126-033334-vm-14540/report.html
 
         """)
+
+
+@pytest.mark.parametrize(("values", "is_told"), [(EXACT, True), ({"threads": 2}, False)])
+def test_loaders_that_are_slower_than_a_usual_step(values: dict[str, Value], is_told: bool, tmp_path: Path) -> None:
+    """With four workers one step of four waits, so the median is below the pace. Other threads may starve them."""
+    limited = replace(standing(values, 1.0), seconds=0.25, pace=0.25)
+    of = outcome(limited, decision=Decision(AS_WRITTEN, "no significant gain: your settings stay"))
+    assert ("your data loaders need 250 ms per step" in shown(of, AS_WRITTEN, tmp_path)) is is_told
 
 
 def test_undecided(tmp_path: Path) -> None:

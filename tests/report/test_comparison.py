@@ -50,6 +50,16 @@ def test_a_step_that_has_changed(by: float) -> None:
         assert step.row()[3].startswith("×2.00 faster (" if by > 1 else "×2.00 slower (")
 
 
+def test_a_launched_step_is_no_shorter_than_the_loaders_pace() -> None:
+    """Rounds live on batches that wait in queues: `seconds` of the ladder, and the answer, know that."""
+    limited = copy.deepcopy(summary())
+    for one in limited["ladder"]:
+        one["seconds"] = one["pace"] = 2 * max(second for steps in one["rounds"] for second in steps)
+    launched = page_content(limited).launched
+    assert launched is not None
+    assert compared(limited, limited).steps[1].before == launched.seconds
+
+
 def test_the_words_of_a_difference() -> None:
     assert Step("x", 0.1, 0.05, Speedup(2.0, 1.6, 2.5)).row() == ("x", "100", "50.0", "×2.00 faster (1.60 to 2.50)")
     assert Step("x", 0.05, 0.1, Speedup(0.5, 0.4, 0.8)).row()[3] == "×2.00 slower (1.25 to 2.50)"

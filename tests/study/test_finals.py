@@ -35,6 +35,10 @@ class Machine:
         self._noise, self._random, self._left = noise, random.Random(seed), seconds
         self.turns: list[Configuration] = []
 
+    def is_now(self, **times: float) -> None:
+        """Rungs are so many times as fast from here on."""
+        self._times |= times
+
     def __call__(self, configuration: Configuration, warmup: int, steps: int, **_more: object) -> BlockDone:
         if len(self.turns) == self._most:
             raise TuningOver("the disk is full")
@@ -183,6 +187,53 @@ def test_what_was_proved_stays_where_finals_that_are_made_again_are_cut_off() ->
         finals.run([OF_RUNG[Rung.EXACT]], dict.fromkeys((AS_WRITTEN, *OF_RUNG.values()), STEP))
     assert finals.paired is proved
     assert launched(finals, Rung.EXACT) == OF_RUNG[Rung.EXACT]
+
+
+def test_what_was_proved_stays_where_as_many_rounds_find_the_same() -> None:
+    """Three rounds prove 4 %. With half of the error they do not, and for less than 5 % no more rounds are made."""
+    machine = Machine(0.0005, exact=1.04, near=1.0, lossy=1.0)
+    finals = finals_of(machine, Rung.EXACT)
+    assert len(finals.paired.rounds) == LOOKS[0]
+    for times, stays in ((1.04, OF_RUNG[Rung.EXACT]), (0.97, AS_WRITTEN)):  # in the end it is slower
+        machine.is_now(exact=times)
+        finals.run([OF_RUNG[Rung.EXACT]], dict.fromkeys((AS_WRITTEN, *OF_RUNG.values()), STEP))
+        assert launched(finals, Rung.EXACT) == stays
+
+
+def test_what_was_proved_stays_where_it_had_no_room_in_finals_that_are_made_again() -> None:
+    machine = Machine(0.0005, exact=1.0, near=1.5, lossy=1.0)
+    finals = finals_of(machine)
+    proved, other = finals.paired, Configuration({"hook": "fp16"})
+    finals._that_fit = lambda finalists, expected: [other]  # type: ignore[method-assign]
+    machine.is_now(near=1.0)
+    finals.run([other], dict.fromkeys((AS_WRITTEN, *OF_RUNG.values(), other), STEP))
+    assert finals.paired is proved
+
+
+class Alternating(Machine):
+    """Once it is busy, everything but the script as written is found by turns 40 % faster and 40 % slower."""
+
+    busy = False
+
+    def __call__(self, configuration: Configuration, warmup: int, steps: int, **more: object) -> BlockDone:
+        done = super().__call__(configuration, warmup, steps, **more)
+        if not configuration or not self.busy:
+            return done
+        times = 1 / 1.4 if Counter(self.turns)[configuration] % 2 else 1.4
+        return replace(done, seconds=tuple(second * times for second in done.seconds))
+
+
+def test_what_was_proved_and_had_no_room_stays_where_all_rounds_leave_another_one_open() -> None:
+    machine = Alternating(0.0005, exact=1.0, near=1.5, lossy=1.0)
+    finals = finals_of(machine)
+    proved, other = finals.paired, Configuration({"hook": "fp16"})
+    assert launched(finals) == OF_RUNG[Rung.NEAR]
+    finals._that_fit = lambda finalists, expected: [other]  # type: ignore[method-assign]
+    machine.is_now(near=1.0)
+    machine.busy = True
+    finals.run([other], dict.fromkeys((AS_WRITTEN, *OF_RUNG.values(), other), STEP))
+    assert Counter(machine.turns)[other] == LOOKS[-1]
+    assert finals.paired is proved
 
 
 def test_other_rounds_take_their_place_only_if_something_new_would_be_launched() -> None:

@@ -87,14 +87,14 @@ class Loading(SimulatedJob):
     """
 
     every = 0.1
-    ready = 16
+    full = ready = 16
 
     def __call__(
         self, configuration: Configuration, warmup: int, steps: int, *, anatomy: bool = False, **more: Any
     ) -> BlockDone:
         more.pop("experiment", None)
         done = super().__call__(configuration, warmup, steps, **more)
-        self.ready = 16 if more.get("reduce", True) else self.ready
+        self.ready = self.full if more.get("reduce", True) else self.ready
         waits = [self._wait(one) for one in done.seconds]
         seconds = tuple(map(sum, zip(done.seconds, waits, strict=True)))
         stages = tuple((wait, *(0.0,) * (len(STAGES) - 1)) for wait in waits)
@@ -113,6 +113,85 @@ def test_a_speedup_is_that_of_a_job_whose_queues_are_empty() -> None:
     for standing in outcome.ladder:
         assert standing.pace == pytest.approx(0.1, rel=0.05)
         assert standing.speedup.ratio <= 1.05 * job.cost(AS_WRITTEN) / 0.1
+
+
+class Empty(Loading):
+    """As with one worker, whose loading takes most of a step as written: no batch ever waits for the script."""
+
+    full = ready = 0
+
+
+def test_waits_in_the_headroom_are_not_counted_twice() -> None:
+    """Its steps without reduction take 0.1 s too, of which they wait for 0.07 s."""
+    job = Empty(*LINKS["slow"])
+    outcome = run(job, trials=12, all_trials=True)
+    assert outcome.headroom_block.median == pytest.approx(0.1, rel=0.05)
+    for standing in outcome.ladder:
+        assert standing.pace == pytest.approx(0.1, rel=0.05)
+    best = max(standing.speedup.ratio for standing in outcome.ladder)
+    assert best == pytest.approx(job.cost(AS_WRITTEN) / 0.1, rel=0.05)
+
+
+class Starved(Empty):
+    """No batch is ever ready, and with two threads of the model the workers have the cores to load twice as fast."""
+
+    def __call__(self, configuration: Configuration, warmup: int, steps: int, **more: Any) -> BlockDone:
+        self.every = 0.1 if configuration.get("threads") == 2 else 0.2
+        return super().__call__(configuration, warmup, steps, **more)
+
+
+def test_threads_may_win_by_what_they_leave_to_the_loaders() -> None:
+    job = Starved(1e7, latency=0.0, copies=0.1)
+    outcome = Study(job, facts(thread_counts=(2,)), ALL, Observer()).run()
+    assert outcome.decision.configuration == Configuration({"threads": 2})
+    assert outcome.ladder[0].speedup.ratio == pytest.approx(2.0, rel=0.05)
+
+
+class Crowded(Loading):
+    """With two threads of the model a step takes less than half, and the workers have no cores to keep up."""
+
+    def __call__(self, configuration: Configuration, warmup: int, steps: int, **more: Any) -> BlockDone:
+        self.every = 0.06 if configuration.get("threads") == 2 else 0.0
+        return super().__call__(configuration, warmup, steps, **more)
+
+
+def test_threads_that_starve_the_loaders_are_not_launched() -> None:
+    """Their blocks live on sixteen batches that wait: ×2.5 in the rounds, and half as fast once launched."""
+    job = Crowded(1e7, latency=0.0, copies=0.1, computing=lambda c: 0.4 if c.get("threads") == 2 else 1.0)
+    outcome = Study(job, facts(thread_counts=(2,)), ALL, Observer()).run()
+    assert outcome.trials[0].seconds < 0.5 * outcome.baseline.seconds
+    assert outcome.decision.configuration == AS_WRITTEN
+
+
+class Barely(Loading):
+    """With two threads of the model it computes faster than the loaders load, by less than a fifth of a step before."""
+
+    every = 0.016
+
+
+def test_a_speedup_by_threads_is_no_larger_than_what_the_loaders_give() -> None:
+    job = Barely(1e7, latency=0.0, copies=0.1, computing=lambda c: 0.4 if c.get("threads") == 2 else 1.0)
+    outcome = Study(job, facts(thread_counts=(2,)), ALL, Observer()).run()
+    assert outcome.ladder[0].speedup.ratio == pytest.approx(job.cost(AS_WRITTEN) / 0.016, rel=0.05)
+
+
+class Uneven(Loading):
+    """A second host computes in no time, and has a batch every 0.08 s: so it waits longer than the first one."""
+
+    def __call__(
+        self, configuration: Configuration, warmup: int, steps: int, *, anatomy: bool = False, **more: Any
+    ) -> BlockDone:
+        done = super().__call__(configuration, warmup, steps, anatomy=anatomy, **more)
+        rest = (0.0,) * (len(STAGES) - 1)
+        waits = [tuple(0.08 if of_step[0] else 0.0 for of_step in one.stages) for one in done.ranks]
+        second = (RankSteps(1, "other", one, tuple((wait, *rest) for wait in one)) for one in waits)
+        return codec.replace(done, ranks=(*done.ranks, *second))
+
+
+def test_the_pace_is_that_of_the_slower_host() -> None:
+    outcome = run(Uneven(*LINKS["slow"]), trials=12, all_trials=True)
+    for standing in outcome.ladder:
+        assert standing.pace == pytest.approx(0.1, rel=0.05)
 
 
 class Ready(Loading):
@@ -198,7 +277,7 @@ def test_short_steps_without_reduction_are_measured_more_often_than_long_steps_w
     assert min(without[1:]) > 6
 
 
-@pytest.mark.parametrize(("seeds", "most"), [(8, 1), whole(20, 3)])
+@pytest.mark.parametrize(("seeds", "most"), [(4, 1), whole(20, 3)])
 def test_never_slower_where_the_script_is_best_already(seeds: int, most: int) -> None:
     """A latency that makes one bucket the best, and only bucket caps to turn: the default of 25 MiB is it."""
     whys = []
@@ -222,7 +301,7 @@ def test_only_what_is_allowed_is_launched(allow: Rung) -> None:
     assert {record.configuration.rung for record in outcome.trials} == set(GRADIENT_RUNGS)
 
 
-@pytest.mark.parametrize("seed", [0, 1, whole(2), whole(3)])
+@pytest.mark.parametrize("seed", [0, *map(whole, (1, 2, 3))])
 def test_the_milder_rung_is_taken_when_equal(seed: int) -> None:
     """On the fast link the last small bucket decides, and 16 bits win nothing that could be measured."""
     outcome = run(job_on("fast", seed), trials=20, all_trials=True, allow=Rung.LOSSY, seed=seed)
@@ -391,7 +470,7 @@ def test_few_trials(trials: int) -> None:
     assert outcome.decision.configuration in {AS_WRITTEN, *(record.configuration for record in outcome.trials)}
 
 
-IN_SHORT = {("slow", 2.0), ("fast", 2.0), ("medium", 8.0), ("latency", 8.0), ("slow", 32.0), ("fast", 32.0)}
+IN_SHORT = {("slow", 2.0), ("fast", 2.0), ("medium", 8.0), ("slow", 32.0)}
 TIMES = itertools.product(LINKS, (2.0, 4.0, 8.0, 16.0, 32.0))
 
 
@@ -535,7 +614,7 @@ def starts_in(job: SimulatedJob) -> int:
     return 1 + sum(one != other for one, other in itertools.pairwise(asked))
 
 
-@pytest.mark.parametrize("seed", [0, 1, whole(2), whole(3)])
+@pytest.mark.parametrize("seed", [0, *map(whole, (1, 2, 3))])
 def test_a_setting_of_another_start_is_proved_in_turns(seed: int) -> None:
     job = job_on("slow", seed, links=lambda names: 1.9 if names else 1.0)
     outcome = Study(job, facts(nodes=2, start_settings=(BOTH,)), replace(ALL, seed=seed), Observer()).run()
