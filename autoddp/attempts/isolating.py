@@ -37,6 +37,7 @@ _ROOMY = 2**30  # bytes: with less than that free, a disk is taken for the layer
 _WRITE_NOTHING = frozenset("env nice numactl taskset".split())
 """Programs that do nothing but start another one."""
 _ALLOWED = Allowance(share=0.2)  # of what is free on the disk that the layers lie on
+_SPARE = 64 * 2**30  # bytes: more than a copy fills between two looks. Other programs may use the disk down to that
 
 
 @dataclass
@@ -195,7 +196,7 @@ def _overlay(options: Options, folder: RunFolder, keeper: Keeper) -> tuple[Isola
             free, limit = _free(layers), _room(layers, options.scratch_limit)
             # What saving costs is a part of what a diagnosis has to find; trials leave it out.
             syncs = options.diagnose_only
-            least = min(free // 2, free - limit)
+            least = min(_SPARE, free // 2, free - limit)
             found = Isolation(
                 Level.OVERLAY, folder, "", limit, _layers=layers, _important=important, _syncs=syncs, _least_free=least
             )

@@ -639,8 +639,10 @@ class Written:
     def too_much(self) -> str:
         """Why the attempt has to end; "" as long as it need not. Asked repeatedly, it looks now and then."""
         limit = self.isolation.limit
-        if not limit or time.monotonic() - self._look_after < _LOOKS:
+        if not limit:
             return ""
+        if time.monotonic() - self._look_after < _LOOKS:
+            return self.isolation.fills_the_disk()  # which costs next to nothing, and a copy may be fast
         began = time.monotonic()
         written = self.isolation.written()
         self._look_after = time.monotonic() + _EFFORT * (time.monotonic() - began)

@@ -327,8 +327,15 @@ def _has_devices(path: str) -> bool:
     """
     if not f"{path}/".startswith("/dev/"):
         return False
-    modes = (os.lstat(os.path.join(place, name)).st_mode for place, _, names in os.walk(path) for name in names)
-    return any(stat.S_ISCHR(mode) or stat.S_ISBLK(mode) for mode in modes)
+    return any(_is_device(os.path.join(place, name)) for place, _, names in os.walk(path) for name in names)
+
+
+def _is_device(path: str) -> bool:
+    try:
+        mode = os.lstat(path).st_mode
+    except OSError:  # gone meanwhile, as files of other programs in /dev/shm come and go
+        return False
+    return stat.S_ISCHR(mode) or stat.S_ISBLK(mode)
 
 
 def _is_dead(path: str) -> bool:

@@ -23,7 +23,7 @@ from traces.snapshot import difference, take
 
 from autoddp.isolation.caches import keep_caches
 from autoddp.isolation.mounts import parse
-from autoddp.isolation.overlay import Layers
+from autoddp.isolation.overlay import Layers, _has_devices
 
 pytestmark = pytest.mark.skipif(not may_bind(), reason="needs the right to mount in a namespace of its own")
 
@@ -317,6 +317,12 @@ def test_devices_in_a_folder_of_dev_can_be_opened(place: Place) -> None:
                 found[name] = len(device.read(1))
         """
     assert place.run(program, setup) == {"null": 0, "some/zero": 1, "some/deep/zero": 1}
+
+
+def test_a_file_in_shared_memory_that_goes_meanwhile_is_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other programs, such as the loaders of another job, make and remove files there all the time."""
+    monkeypatch.setattr(os, "walk", lambda path: iter([(path, [], ["torch_1_2_3_gone"])]))
+    assert not _has_devices("/dev/shm")
 
 
 @pytest.mark.skipif(not os.access("/dev/fuse", os.R_OK | os.W_OK), reason="needs FUSE")

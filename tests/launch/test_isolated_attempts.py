@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import termios
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from launchers import AUTODDP, ROOT, SCRIPTS, Launch, forked, start, wait_for, w
 from test_tuned_scripts import run, summary
 from traces.room import ORDINARY, Room, _readable_interpreter, may_bind
 
-from autoddp.attempts.isolating import Isolation, _starts_python, choose_isolation
+from autoddp.attempts.isolating import Isolation, _overlay, _starts_python, choose_isolation
 from autoddp.attempts.tune import Tuning, Written
 from autoddp.commandline.options import parse
 from autoddp.hosts.together import Hosts
@@ -225,6 +226,30 @@ def test_a_copy_that_has_no_name_yet_ends_tuning_before_the_disk_is_full(
     assert Written(isolation, "tuning").too_much() == "only 40.0 GiB are left on the disk of the scratch folder"
 
 
+def test_a_copy_is_seen_while_many_files_are_not_counted_again_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counting half a million files takes seconds, and is done again only after twenty times as long."""
+    monkeypatch.setattr("autoddp.attempts.isolating._free", lambda _: 15 << 30)
+    folder: Any = None
+    isolation = Isolation(Level.OVERLAY, folder, "", 20 << 30, _layers=tmp_path, _least_free=16 << 30)
+    written = Written(isolation, "tuning", _look_after=time.monotonic() + 60)
+    assert written.too_much() == "only 15.0 GiB are left on the disk of the scratch folder"
+
+
+def test_others_may_use_a_large_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of it may go to another job while this one is tuned: 500 GiB that are left are enough."""
+    monkeypatch.setattr("autoddp.attempts.isolating._free", lambda _: 1 << 40)
+    monkeypatch.setattr("autoddp.attempts.isolating._places", lambda _: [tmp_path])
+    folder = RunFolder(tmp_path / "out")
+    keeper: Any = SimpleNamespace(removes=lambda _: None, why_no_overlay=lambda _: "")
+    isolation, _ = _overlay(parse(["train.py"]), folder, keeper)
+    assert isolation is not None
+    monkeypatch.setattr("autoddp.attempts.isolating._free", lambda _: 500 << 30)
+    assert isolation.fills_the_disk() == ""
+    folder.clean()
+
+
 @pytest.mark.whole
 def test_what_a_script_prints_fills_no_disk(tmp_path: Path) -> None:
     folder = folder_with_state(tmp_path)
@@ -240,6 +265,13 @@ def test_what_a_script_prints_fills_no_disk(tmp_path: Path) -> None:
     assert first.startswith("state: the user's")
     assert "MiB left out here]" in first
     assert oct(folder.joinpath(".autoddp").stat().st_mode & 0o777) == "0o700"
+
+
+def words_of(pid: int) -> bytes:
+    """The command of a process; none if it has ended meanwhile."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
 
 
 def killed(tmp_path: Path, temporary: Path, kill: Callable[[Launch], None]) -> Launch:
@@ -265,7 +297,7 @@ def test_a_launcher_that_is_killed_leaves_nothing(tmp_path: Path, temporary: Pat
 def test_what_a_killed_keeper_leaves_is_cleaned_at_the_next_start(tmp_path: Path, temporary: Path) -> None:
     def kill_all_of_ours(launch: Launch) -> None:
         """The launcher, the keeper and the agent, at once; the ranks are on their own."""
-        ours = [pid for pid in launch.processes() if b"autoddp" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        ours = [pid for pid in launch.processes() if b"autoddp" in words_of(pid)]
         for pid in ours:
             os.kill(pid, signal.SIGSTOP)
         for pid in ours:
