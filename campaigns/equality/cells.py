@@ -138,7 +138,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _rank(rank: int, cell: Cell, folder: Path) -> dict[str, Any]:
     configuration = Configuration(cell.configuration)
-    same_on_all._PATIENCE = PATIENCE / 9  # seconds in which ranks agree: here all are on one machine
+    same_on_all._patience = lambda store: PATIENCE / 9  # seconds in which ranks agree: here all are on one machine
     if cell.fault is not None:
         cell.fault()
     torch.set_num_threads(int(str(configuration.get("threads", 1))) if cell.way == RECIPE else 1)

@@ -7,7 +7,9 @@ which a graph that stands in at the wrong moment gives other parameters.
 from __future__ import annotations
 
 import copy
+import gc
 import io
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -443,12 +445,26 @@ def retained(rank: int, mode: str) -> list[str]:
     return said
 
 
+def dropped(rank: int) -> bool:
+    """Whether a model is freed that the script has dropped, once it trains another one."""
+    run = Run("model")
+    plain(run, rank)
+    model = weakref.ref(run.ddp.module)
+    del run.ddp, run.optimizer, run.before
+    gc.collect()  # a DDP object may be part of a cycle
+    other = DDP(Model(), gradient_as_bucket_view=True)
+    run.graphs.forget_dropped(other.module)
+    gc.collect()
+    return model() is None
+
+
 def checks(rank: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for loop in LOOPS:
         found[loop.__name__] = {mode: train(loop, mode, rank) for mode in ("", "model", "blocks")}
     found["no bucket view"] = as_written_by_ddp(rank)
     found["beside another"] = beside_another(rank)
+    found["dropped"] = dropped(rank)
     found["ignored"] = ignored(rank)
     found["turning"] = turning(rank)
     found["failing"] = failing(rank)

@@ -163,8 +163,8 @@ def _used_later(recorder: CallRecorder, folder: Path) -> None:
 def _threads_in_turns(recorder: CallRecorder, folder: Path) -> tuple[list[int], int]:
     """The threads of this rank after each call, as often as they change; and how many calls there were."""
     dist.barrier()
-    # Ten times as long as the rest: a busy machine may stand still for 100 ms.
-    trial = [ThreadsTrial(3, time.perf_counter() + LATE, 10 * LATE, 4)]
+    # Far longer than the rest: a busy machine may stand still for 300 ms, and each turn has to see some calls.
+    trial = [ThreadsTrial(3, time.perf_counter() + LATE, 40 * LATE, 4)]
     dist.broadcast_object_list(trial)
     (folder / f"{TRIAL}.{dist.get_rank()}").write_text(codec.encode(trial[0]))
     (folder / f"{TRIAL}.{dist.get_rank()}").rename(folder / TRIAL)

@@ -25,7 +25,7 @@ SLEEP = 0.03  # seconds, in each stage of each step
 STEPS = 6
 EPOCH = 5  # batches of a short epoch
 SAMPLES = 128  # of the data set
-ADDED = 32 * 2**20  # bytes, which take gloo on one machine more than 10 ms
+ADDED = 128 * 2**20  # bytes, which take gloo on one machine more than 10 ms, also on a fast one
 
 
 class _Numbers(Dataset[tuple[torch.Tensor, int]]):
@@ -168,6 +168,7 @@ class _Script(DdpEvents, GradientHandler):
         places = range(len(STAGES))
         medians = [statistics.median(step[place] for step in found.stages) for place in places]
         least = [min(step[place] for step in found.stages) for place in places]
+        most = [max(step[place] for step in found.stages) for place in places]
         sums = [sum(step[: len(STAGES)]) for step in found.stages]
         return {
             "seconds": statistics.median(seconds),
@@ -175,6 +176,8 @@ class _Script(DdpEvents, GradientHandler):
             **dict(zip(STAGES, medians, strict=True)),
             # What must be short is judged by its shortest step: a busy machine makes any of them longer.
             **{f"least {stage}": one for stage, one in zip(STAGES, least, strict=True)},
+            # And how long one waits for the other by the longest: it may make the one that is early late, too.
+            **{f"most {stage}": one for stage, one in zip(STAGES, most, strict=True)},
             "kept": found.kept,
             "samples": found.samples,
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -91,3 +92,28 @@ def test_what_one_rank_has_freed_is_left_out_on_all(tmp_path: Path) -> None:
     assert [rank["after"] for rank in ranks] == [1, 1]
     assert ranks[0]["steps"] == ranks[1]["steps"]
     assert torch.equal(ranks[0]["weight"], ranks[1]["weight"])
+
+
+class State:
+    """What the script's hook keeps of a model; torch's PowerSGD keeps as much as the gradients."""
+
+
+def builds_one_after_another(rank: int) -> dict[str, Any]:
+    """A script that registers a hook with a state on each model: what is left of those that it has dropped."""
+    patch = Patch()
+    patch.install()
+    states: list[weakref.ref[State]] = []
+    held: list[int] = []
+    for _ in range(3):
+        ddp, state = DDP(nn.Linear(WIDTH, WIDTH)), State()
+        ddp.register_comm_hook(state, lambda state, bucket: None)
+        states.append(weakref.ref(state))
+        held.append(len(patch.wrapped))
+        del ddp, state
+        gc.collect()
+    return {"held": held, "states": [one() is not None for one in states]}
+
+
+def test_nothing_is_kept_of_models_that_the_script_has_dropped(tmp_path: Path) -> None:
+    (found,) = on_ranks(1, builds_one_after_another, tmp_path)
+    assert found == {"held": [1, 1, 1], "states": [False, False, False]}

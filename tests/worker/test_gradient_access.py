@@ -5,18 +5,23 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs.micro_batches import DISCARDS_GRADIENTS
 from autoddp.worker.ddp.wrapped import Wrapped
+from autoddp.worker.gradients import same_on_all
 from autoddp.worker.gradients.access import GradientHandler, OwnReads, add_handler, remove_handler
 from autoddp.worker.gradients.accumulation import Accumulation
 from autoddp.worker.gradients.deferred import ImplicitNoSync
 from autoddp.worker.gradients.switch import ReductionSwitch
+from autoddp.worker.observe.first_steps import FirstSteps
 from autoddp.worker.observe.step_clock import StepClock
 
 AT_ONCE, UPDATES = 3, 4
@@ -164,6 +169,55 @@ def test_a_script_that_clears_gradients_within_each_step_gets_its_own_steps_back
 
 
 @pytest.mark.usefixtures("alone")
+def test_a_pass_by_autograd_grad_reduces_nothing_that_was_put_off() -> None:
+    script = Script()
+    wrapped = [Wrapped(script.model, {})]
+    switch = ReductionSwitch(lambda ddp: wrapped[0])
+    put_off = ImplicitNoSync(switch, lambda: wrapped)
+    put_off.every = 2
+
+    def loss() -> torch.Tensor:
+        put_off.forward_begins(script.model)
+        return put_off.returned(script.model, script.model(torch.ones(2, 4))).square().sum()
+
+    loss().backward()
+    last = loss()
+    assert put_off.pending
+    torch.autograd.grad(last, script.parameters, retain_graph=True)
+    assert put_off.pending
+    last.backward()
+    assert not put_off.pending
+
+
+@pytest.mark.usefixtures("alone")
+def test_an_epoch_may_leave_over_passes_that_were_put_off() -> None:
+    """The next epoch begins with `zero_grad`. Nobody has read what that clears."""
+    script = Script()
+    wrapped = [Wrapped(script.model, {})]
+    switch = ReductionSwitch(lambda ddp: wrapped[0])
+    put_off = ImplicitNoSync(switch, lambda: wrapped)
+    accumulation = Accumulation(switch, lambda: wrapped, put_off, pytest.fail)
+    first_steps = FirstSteps(lambda: wrapped, put_off, accumulation, pytest.fail)
+    first_steps.built(wrapped[0])
+    put_off.every = 3
+    add_handler(put_off)
+
+    def backward() -> None:
+        first_steps.forward_begins(script.model)
+        put_off.forward_begins(script.model)
+        put_off.returned(script.model, script.model(torch.ones(2, 4))).square().mean().backward()
+
+    backward()
+    script.optimizer.zero_grad()
+    for _ in range(3):
+        backward()
+    script.optimizer.step()
+    remove_handler(put_off)
+    assert not put_off.pending
+    assert put_off.every == 3
+
+
+@pytest.mark.usefixtures("alone")
 def test_a_script_that_holds_gradients_of_kept_steps_is_stopped() -> None:
     script = Script()
     wrapped = [Wrapped(script.model, {})]
@@ -179,6 +233,123 @@ def test_a_script_that_holds_gradients_of_kept_steps_is_stopped() -> None:
         script.step()
     remove_handler(accumulation)
     assert held
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_script_that_uses_gradients_without_a_step_is_stopped() -> None:
+    """Every tenth step Sophia goes backward once more, clips, squares the gradients by itself, and clears them."""
+    script = Script()
+    wrapped = [Wrapped(script.model, {})]
+    switch = ReductionSwitch(lambda ddp: wrapped[0])
+    implicit_no_sync = ImplicitNoSync(switch, lambda: wrapped)
+    accumulation = Accumulation(switch, lambda: wrapped, implicit_no_sync, pytest.fail)
+    squares: list[torch.Tensor] = []
+    add_handler(accumulation)
+    accumulation.steps = AT_ONCE
+
+    def backward() -> None:
+        implicit_no_sync.forward_begins(script.model)
+        accumulation.forward_begins(script.model)
+        accumulation.returned(script.model, script.model(torch.ones(2, 4))).square().mean().backward()
+        clip_norm(script)
+
+    for _ in range(AT_ONCE):
+        backward()
+        script.step()
+        script.optimizer.zero_grad()
+    backward()
+    squares.extend(p.grad.square() for p in script.parameters if p.grad is not None)
+    with pytest.raises(RuntimeError, match=r"autoddp: the script reads, clears or changes.*accumulate_steps"):
+        script.optimizer.zero_grad()
+    remove_handler(accumulation)
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_script_may_leave_out_a_step_whose_norm_is_large() -> None:
+    """Were it told that norm in the steps that are kept, it would leave out each later step too."""
+    script = Script()
+    wrapped = [Wrapped(script.model, {})]
+    switch = ReductionSwitch(lambda ddp: wrapped[0])
+    implicit_no_sync = ImplicitNoSync(switch, lambda: wrapped)
+    accumulation = Accumulation(switch, lambda: wrapped, implicit_no_sync, pytest.fail)
+    add_handler(accumulation)
+    accumulation.steps = AT_ONCE
+    left_out = []
+    for number in range(AT_ONCE * UPDATES):
+        implicit_no_sync.forward_begins(script.model)
+        accumulation.forward_begins(script.model)
+        loss = accumulation.returned(script.model, script.model(torch.ones(2, 4))).square().mean()
+        (loss * (1e6 if number == 2 * AT_ONCE - 1 else 1)).backward()
+        if nn.utils.clip_grad_norm_(script.parameters, SMALL) < 1e3:
+            script.step()
+        else:
+            left_out.append(number)
+        script.optimizer.zero_grad()
+    remove_handler(accumulation)
+    assert left_out == [2 * AT_ONCE - 1]
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_script_may_leave_out_a_step_after_clipping() -> None:
+    """By its loss, for example. It has read no gradient, so it has used none."""
+    script = Script()
+    wrapped = [Wrapped(script.model, {})]
+    switch = ReductionSwitch(lambda ddp: wrapped[0])
+    implicit_no_sync = ImplicitNoSync(switch, lambda: wrapped)
+    accumulation = Accumulation(switch, lambda: wrapped, implicit_no_sync, pytest.fail)
+    add_handler(accumulation)
+    accumulation.steps = AT_ONCE
+    before = script.parameters[0].detach().clone()
+    for number in range(1 + 2 * AT_ONCE):
+        implicit_no_sync.forward_begins(script.model)
+        accumulation.forward_begins(script.model)
+        accumulation.returned(script.model, script.model(torch.ones(2, 4))).square().mean().backward()
+        clip_norm(script)
+        if number == AT_ONCE:
+            before = script.parameters[0].detach().clone()
+        else:
+            script.step()
+        script.optimizer.zero_grad()
+    remove_handler(accumulation)
+    assert not torch.equal(script.parameters[0], before)
+    assert "grad" not in vars(nn.Parameter)
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_script_that_clips_by_hand_what_a_scaler_has_left_scaled_is_stopped() -> None:
+    """In a step that is kept `unscale_` does nothing: a limit of the script's own would be one for scaled gradients."""
+    script = Script()
+    script.scaled = True
+    wrapped = [Wrapped(script.model, {})]
+    switch = ReductionSwitch(lambda ddp: wrapped[0])
+    implicit_no_sync = ImplicitNoSync(switch, lambda: wrapped)
+    accumulation = Accumulation(switch, lambda: wrapped, implicit_no_sync, pytest.fail)
+    add_handler(accumulation)
+    accumulation.steps = AT_ONCE
+    accumulation.forward_begins(script.model)
+    script.backward(1, 1.0)
+    script.scaler.unscale_(script.optimizer)
+    for p in script.parameters:
+        p.grad.data.mul_(0.5)
+    with pytest.raises(RuntimeError, match=r"autoddp: the script reads and changes gradients itself.*accumulate_steps"):
+        script.step()
+    remove_handler(accumulation)
+
+
+def test_a_rank_that_alone_reads_a_norm_comes_before_a_collective_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It logs the norm; the others are at their next reduction, and wait there for this rank."""
+    store, waits = dist.HashStore(), list[float]()
+
+    def never(is_there: Callable[[], bool], seconds: float) -> bool:
+        waits.append(seconds)
+        return is_there()
+
+    monkeypatch.setattr(same_on_all, "store_of", lambda ddp: store)
+    monkeypatch.setattr(same_on_all, "waited", never)
+    ddp = SimpleNamespace(process_group=SimpleNamespace(size=lambda: 2, rank=lambda: 1))
+    norm = same_on_all.Norms().last("clip_grad_norm_ 0 2", torch.ones(()), cast("Any", ddp))
+    assert float(norm) == 1.0
+    assert waits[0] <= store.timeout.total_seconds() / 2
 
 
 @pytest.mark.usefixtures("alone")

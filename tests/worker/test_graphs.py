@@ -111,6 +111,10 @@ def test_no_graph_where_ddp_ignores_parameters(ranks: list[dict[str, Any]]) -> N
         assert set(found.values()) == {"the script tells DDP to ignore some of its parameters"}
 
 
+def test_a_model_that_the_script_has_dropped_is_freed_with_its_graph(ranks: list[dict[str, Any]]) -> None:
+    assert [rank["dropped"] for rank in ranks] == [True, True]
+
+
 def test_turned_on_and_off_between_steps(ranks: list[dict[str, Any]]) -> None:
     for found, plain in ((rank["turning"], rank["plain"][""]) for rank in ranks):
         for one, other in zip(found["values"], plain["values"], strict=False):

@@ -13,7 +13,7 @@ from pathlib import Path
 import forks
 import pytest
 import torch
-from launchers import environment
+from launchers import environment, whole
 
 from autoddp.knobs import Configuration
 from autoddp.wire import WorkerConfig
@@ -82,8 +82,16 @@ def test_a_script_sees_what_it_would_see(folder: Path, order: str, site: str) ->
         assert json.loads(with_order.stdout)["marks"] == [str(folder / "user")]
 
 
-@pytest.mark.parametrize("pythonpath", [None, "", "a:/b::c"])
-@pytest.mark.parametrize("words", [["-c", PROGRAM], ["-m", "train"], ["script/train.py"]], ids=lambda words: words[0])
+WAYS = [["-c", PROGRAM], ["-m", "train"], ["script/train.py"]]
+EACH = [(words, pythonpath) for words in WAYS for pythonpath in (None, "", "a:/b::c")]
+
+
+@pytest.mark.parametrize(
+    ("words", "pythonpath"),
+    # Each of the one with some of the other; a script's own way has all.
+    [pair if number % 4 == 0 or number >= 6 else whole(*pair) for number, pair in enumerate(EACH)],
+    ids=lambda one: one[0] if isinstance(one, list) else repr(one),
+)
 def test_whatever_pythonpath_was(folder: Path, pythonpath: str | None, words: list[str]) -> None:
     env = bare(folder, pythonpath)
     (folder / "train.py").write_text(PROGRAM)
@@ -114,7 +122,7 @@ def test_a_script_that_fails_fails_alike(folder: Path, order: str) -> None:
     assert "KeyError" in without.stderr
 
 
-@pytest.mark.parametrize("text", ["no JSON", '{"surplus": 1}'])
+@pytest.mark.parametrize("text", ["no JSON", whole('{"surplus": 1}')])  # each imports torch
 def test_an_order_that_cannot_be_read_stops_nothing(folder: Path, text: str) -> None:
     env = bare(folder, None)
     env |= {**ORDERS["recipe"].environment(env), APPLY: text}
@@ -134,7 +142,7 @@ print(started_with("LOCAL_RANK"), started_with("WORLD_SIZE"))
 """
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", ["tuning", whole("recipe")])  # each imports torch
 def test_what_torchrun_told_is_known_though_the_script_says_otherwise_before_it_imports_torch(
     folder: Path, order: str
 ) -> None:
@@ -152,7 +160,7 @@ print(started_with("RANK"), local_rank(), started_with("WORLD_SIZE", "none"))
 """
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", [whole("tuning"), "recipe"])
 def test_what_elastic_tells_a_process_that_runs_already_is_known(folder: Path, order: str) -> None:
     """As under --run-path."""
     env = bare(folder, None)

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.worker.ddp.patch import Patch
+from autoddp.worker.ddp.private import store_of
 from autoddp.worker.ddp.unreduced import STEPS, Unreduced, compare
 from autoddp.worker.gradients.access import remove_handler
 from autoddp.worker.gradients.switch import ReductionSwitch
@@ -50,8 +51,7 @@ def loop(patch: Patch, how: str) -> list[str]:
             averaged([p.data for p in model.parameters()])
     dist.barrier()
     if dist.get_rank() == 0:
-        patch_store = dist.distributed_c10d._get_default_store()
-        patch_store.delete_key("autoddp/unreduced/said")
+        store_of(model).delete_key("autoddp/unreduced/said")
     dist.barrier()
     remove_handler(watching)
     return told

@@ -23,6 +23,7 @@ from autoddp.worker.observe.collectives import collectives
 from autoddp.worker.process import heartbeat
 
 LIMIT = 1.0  # seconds; the real one is 20
+PATIENCE = 60  # seconds for which ranks may have to wait until a launcher has seen them wait for LIMIT without a break
 WORKS = 1.8  # seconds
 BURN = f"import time\nend = time.time() + {WORKS}\nwhile time.time() < end: pass"
 
@@ -36,6 +37,7 @@ class Watch:
         self._phase, self._began = "", 0.0
         self.hung: dict[str, bool] = defaultdict(bool)
         self.said = ""
+        self.seen = threading.Event()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look)
         self._thread.start()
@@ -48,9 +50,11 @@ class Watch:
 
     def _look(self) -> None:
         while not self._over.wait(0.05):
-            if (phase := self._phase) and self._timeout.is_over(self._began, LIMIT):
-                self.hung[phase] = True
+            phase = self._phase
+            if phase and phase not in self.hung and self._timeout.is_over(self._began, LIMIT):
                 self.said = self._timeout.says(LIMIT)
+                self.hung[phase] = True
+                self.seen.set()
 
     def end(self) -> None:
         self._over.set()
@@ -71,6 +75,15 @@ def in_one_long_sleep() -> None:
     time.sleep(WORKS)
 
 
+def end_when_both_have_seen(watch: Watch, rank: int, folder: Path, group: Any) -> None:
+    """Send what the other rank waits for, once both launchers have seen that nobody goes on, or PATIENCE is over."""
+    watch.seen.wait(PATIENCE)
+    (folder / f"seen {rank}").touch()
+    while not (folder / f"seen {1 - rank}").exists():
+        time.sleep(0.05)
+    dist.send(torch.ones(1), 1 - rank, group=group)
+
+
 def checks(rank: int) -> dict[str, Any]:
     """By phase, whether a launcher would have called the ranks hung."""
     heartbeat._INTERVAL, heartbeat._CLOSER = 0.1, 0.2
@@ -78,7 +91,7 @@ def checks(rank: int) -> dict[str, Any]:
     os.environ["RANK"] = str(rank)
     collectives.tell_waits(lambda: "", lambda stage: None)
     model = DDP(torch.nn.Linear(4, 4))
-    apart = dist.new_group(timeout=timedelta(seconds=5))  # seconds until a collective of this group is given up
+    apart = dist.new_group(timeout=timedelta(seconds=2 * PATIENCE))  # until a collective of this group is given up
     heartbeat.start_heartbeat(str(folder))
     watch = Watch(folder)
 
@@ -110,7 +123,10 @@ def checks(rank: int) -> dict[str, Any]:
             far = torch.matrix_exp(far * 1e-3)
         model(far[:, :4]).sum().backward()
     dist.barrier()
-    with watch.phase("each waits for the other"), contextlib.suppress(RuntimeError):
+    ends = threading.Thread(target=end_when_both_have_seen, args=(watch, rank, folder.parent, apart))
+    ends.start()
+    with watch.phase("each waits for the other"):
         dist.recv(torch.ones(1), 1 - rank, group=apart)
+    ends.join()
     watch.end()
     return {"hung": dict(watch.hung), "said": watch.said}

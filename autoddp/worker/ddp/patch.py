@@ -117,16 +117,18 @@ class Patch:
             takes = not why_untouchable(given, given["module"]) and self.events.takes(given["module"])
             configuration = self.configuration if takes else AS_WRITTEN
             self._watch_forward()
+            private.tell_start(given)
             # If the script sets the argument itself, its gradients go where torch puts them.
             is_ours = bool(GRADIENT_AS_BUCKET_VIEW.of(configuration)) and not given.get(GRADIENT_AS_BUCKET_VIEW.name)
             stay = gradients_stay(given["module"]) if is_ours else contextlib.nullcontext()
             with self._inside_construction(), stay:
                 construct_of_torch(ddp, **{**without_self(given), **as_arguments(configuration)})
+            private.hear_start(ddp, given)
             wrapped = Wrapped(ddp, given, takes, self._name_of(ddp), self._model_of(ddp))
             wrapped.set_buffers(configuration)
             if not self.samples:
                 wrapped.leave_out_samples()
-            self.wrapped.append(wrapped)
+            self.wrapped = [*self.alive(), wrapped]
             wrapped.register_hook(configuration, self.start_step, self.around)
             self.events.built(wrapped)
 

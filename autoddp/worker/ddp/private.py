@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator
+import os
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
 import torch
@@ -205,10 +207,58 @@ def ranks_of(ddp: DDP) -> list[int]:
         return list(range(ddp.process_group.size()))
 
 
+_START = "autoddp/start"
+_starts: weakref.WeakKeyDictionary[DDP, str] = weakref.WeakKeyDictionary()
+"""DDP object → the name of the start in which it was built, the same on all ranks of its group."""
+
+
+def tell_start(arguments: Mapping[str, Any]) -> None:
+    """Put the name of this start into the store of the group that DDP is about to be built with; on its rank 0 alone.
+
+    torchrun starts failed ranks again with the store that they had, with all that the start before has put into it.
+    DDP's constructor ends on no rank before rank 0 has begun to compare the parameters there, so others find the name.
+    """
+    mesh, group = arguments.get("device_mesh"), arguments.get("process_group")
+    if mesh is not None:
+        group = mesh.get_group(mesh_dim=0) if not group and mesh.ndim == 1 else None  # else torch raises its own error
+    elif not group:
+        group = dist.group.WORLD
+    store = None if group is None else _store_of(group)
+    if group is not None and store is not None and group.rank() == 0:
+        with contextlib.suppress(RuntimeError):  # a store that a script has made for a test may keep nothing
+            store.set(_key_of_start(group), _name_of_start())
+            store.get(_key_of_start(group))  # the store has it, when this is answered
+
+
+def hear_start(ddp: DDP, arguments: Mapping[str, Any]) -> None:
+    """Remember the name of this start for an object that was built with these arguments, if its ranks have compared."""
+    store = _store_of(ddp.process_group)
+    if store is not None and arguments.get("init_sync", True):
+        with contextlib.suppress(RuntimeError):
+            key = _key_of_start(ddp.process_group)
+            if store.check([key]):
+                _starts[ddp] = store.get(key).decode()
+
+
+def _key_of_start(group: Any) -> str:
+    """The key for this group alone: some versions of torch give all groups of one `split_group` the same store."""
+    return f"{_START}/{dist.get_global_rank(group, 0)}"
+
+
+@functools.cache
+def _name_of_start() -> str:
+    return os.urandom(8).hex()
+
+
 def store_of(ddp: DDP) -> Any:
-    """The store of the object's process group; None if torch does not give it."""
+    """The store of the object's process group, without keys of an earlier start; None if torch does not give it."""
+    store = _store_of(ddp.process_group)
+    return store if store is None or ddp not in _starts else dist.distributed_c10d.PrefixStore(_starts[ddp], store)
+
+
+def _store_of(group: Any) -> Any:
     try:
-        return dist.distributed_c10d._get_process_group_store(ddp.process_group)
+        return dist.distributed_c10d._get_process_group_store(group)
     except (AttributeError, KeyError):
         return None
 

@@ -45,7 +45,7 @@ class Wrapped:
         self.digest = parameters_digest(ddp.module)
         """Digest of the parameters as they were when the object was built: the script may freeze some later."""
         # This must not keep the script's model alive, nor the process group among the arguments.
-        self._ddp = weakref.ref(ddp, lambda _: self.arguments.clear())
+        self._ddp = weakref.ref(ddp, lambda _: self._let_go())
         self.arguments = {name: value for name, value in without_self(arguments).items() if name != "module"}
         self._reduced = {id(p) for p in module_parameters(ddp) if p.requires_grad}
         self.model = model or model_of(ddp)
@@ -63,6 +63,11 @@ class Wrapped:
         """Arguments of DDP's constructor that an experiment sets until it ends; none of them is ever launched."""
         self._may_keep_own_buffers = True
         self._present: tuple[Configuration, int | None, Around | None] = (AS_WRITTEN, None, None)
+
+    def _let_go(self) -> None:
+        """The script has dropped the object: keep nothing that it was given. A hook's state may be as large as it."""
+        self.arguments.clear()
+        self.script_hook = None
 
     @property
     def ddp(self) -> DDP | None:

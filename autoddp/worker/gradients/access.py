@@ -311,9 +311,11 @@ def _clip(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def _unscale(unscale: Callable[..., None], scaler: Any, optimizer: Optimizer) -> None:
-    if scaler.is_enabled() and not _tell(GradientHandler.before_reading, held_by(optimizer)):
+    if not scaler.is_enabled():
+        return
+    if not _tell(GradientHandler.before_reading, held_by(optimizer)):
         unscale(scaler, optimizer)
-        _tell(GradientHandler.after_reading)
+    _tell(GradientHandler.after_reading)
 
 
 def _step_scaled(step: Callable[..., Any], scaler: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:

@@ -31,6 +31,7 @@ from autoddp.knobs import Configuration
 from autoddp.knobs.ddp_arguments import KEEPS_GRADIENTS
 from autoddp.knobs.micro_batches import (
     ACCUMULATE_STEPS,
+    CHANGES_GRADIENTS,
     DISCARDS_GRADIENTS,
     STEPS_OTHERS,
     STEPS_WITHOUT_GRADIENTS,
@@ -40,9 +41,9 @@ from autoddp.worker.ddp.handlers import DdpEvents
 from autoddp.worker.ddp.private import is_joining, must_reduce
 from autoddp.worker.ddp.wrapped import Wrapped
 from autoddp.worker.effects.base import Effect
-from autoddp.worker.gradients.access import GradientHandler, are_reduced, held_by, ids_of, parameters_of
+from autoddp.worker.gradients.access import GradientHandler, OwnReads, are_reduced, held_by, ids_of, parameters_of
 from autoddp.worker.gradients.deferred import ImplicitNoSync
-from autoddp.worker.gradients.equal_parameters import checksum
+from autoddp.worker.gradients.equal_parameters import checksum, sum_of_bits
 from autoddp.worker.gradients.kept import KeptGradients
 from autoddp.worker.gradients.optimizers import Held, Optimizers
 from autoddp.worker.gradients.same_on_all import Norms, all_throw_away
@@ -92,6 +93,11 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
         self._thrown_away = 0
         """How often the script has thrown away what was kept, since the last of several steps."""
         self._looks = _LOOKS
+        self._read: list[tuple[nn.Parameter, torch.Tensor]] = []
+        """Sums of the bits of gradients, as a function of torch has left them that was to change them."""
+        self._given: frozenset[int] = frozenset()
+        """Identities of what that function was given: parameters or gradients."""
+        self._own_reads = OwnReads()  # after such a function
         self._before = ""
         """Checksum of the parameters, where the optimizer must not change them; "" where nothing is compared."""
         self.clears = False
@@ -142,6 +148,7 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
 
     def _begin_step(self) -> None:
         self.in_step = self._left_out = False
+        self._own_reads.end()
 
     def _start_over(self) -> None:
         """Nothing is kept any more."""
@@ -199,7 +206,8 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
 
     def forward_begins(self, ddp: DDP) -> None:
         """A forward pass is about to run; what is decided here holds for its backward pass."""
-        self._inside = 0
+        self._inside, self._read = 0, []
+        self._own_reads.end()
         self._optimizers.look()
         # A script that clears gradients between two backward passes of each step would never make a last step. It may
         # have read those of its own rank, so not before the step is over, in which its optimizer has done nothing.
@@ -256,10 +264,23 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
         if self._is_single or not are_reduced(parameters, self._wrapped()):
             return False
         if self._is_to_be_kept():
-            self._left_out = True
+            self._left_out, self._given = True, ids_of(parameters)
+            self._stop_if_changed()
             return True
         self._average()
         return False
+
+    def after_reading(self) -> None:
+        """See `GradientHandler`."""
+        if self._left_out:
+            self._own_reads.begin(self._parameters())
+        if self._left_out and self._looks:
+            given = self._given
+            self._read = [
+                (p, sum_of_bits(p.grad))
+                for p in self._parameters()
+                if p.grad is not None and not given.isdisjoint((id(p), id(p.grad)))
+            ]
 
     def norm_read(self, function: str, parameters: Sequence[torch.Tensor], norm: torch.Tensor) -> torch.Tensor:
         """See `GradientHandler`. In a step that is kept, the norm of the last step in which it was that of all ranks.
@@ -295,6 +316,7 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
         self._steps_kept = self._is_to_be_kept()
         if not self._steps_kept:
             return self._average()
+        self._stop_if_changed()
         self._look()
         self._kept.put_aside(optimizer)
 
@@ -321,6 +343,16 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
         # DDP has reduced it by now, but for objects that were not used in this step, or whose step was to be kept.
         self._implicit_no_sync.reduce(self._local.values())
         self._kept.average()
+
+    def _stop_if_changed(self) -> None:
+        """Stop the job if the script has changed gradients since a function of torch was kept from doing so.
+
+        They are neither unscaled nor reduced: a script that clips by itself would clip something else.
+        """
+        self._own_reads.end()
+        read, self._read = self._read, []
+        if any(p.grad is not None and int(sum_of_bits(p.grad)) != int(bits) for p, bits in read):
+            raise left_unreduced(CHANGES_GRADIENTS, ACCUMULATE_STEPS.name)
 
     def _look(self) -> None:
         """Stop the job if the script holds gradients that are kept: they are not reduced, and more is added to them.
@@ -349,6 +381,7 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
                 raise left_unreduced(STEPS_WITHOUT_GRADIENTS, ACCUMULATE_STEPS.name)
             return self._kept.keep(optimizer)
         self._has_updated = True
+        self._norms.step_ended(is_made=True)
         if self._steps > 1:  # else a backward pass whose reduction was put off may be yet to come
             self._local = {}
         self._start_over()
@@ -356,6 +389,7 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
     def step_skipped(self, optimizer: Optimizer) -> None:
         """See `GradientHandler`."""
         if are_reduced(held_by(optimizer), self._wrapped()):
+            self._norms.step_ended(is_made=False)
             self._start_over()
             self._begin_step()
 
@@ -372,9 +406,17 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
             return True
         self._thrown_away += bool(self._kept.steps)
         if self.in_step and self._local and any(p.grad is not None for p in self._parameters()):
+            # The script has read them after it was told a norm, so it may have used them, and for something else than a
+            # step: they are neither clipped nor reduced.
+            used = self._left_out and self._has_updated and self._own_reads.has_read()
+            self._own_reads.end()
+            if used:
+                raise left_unreduced(DISCARDS_GRADIENTS, ACCUMULATE_STEPS.name)
             self._ended += 1
             # As written, the script decides by gradients that are the same on all ranks. Those that it reads itself in
             # a step that is kept are this rank's own, so others may not throw the step away.
             all_throw_away(self._ended, self._local)
+        self._left_out = False  # of gradients that are gone
+        self._norms.step_ended(is_made=False)
         self._start_over()
         return False

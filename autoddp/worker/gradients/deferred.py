@@ -128,8 +128,18 @@ class ImplicitNoSync(Effect, DdpEvents, GradientHandler):
         if last is not None and not when_backward_begins(what, partial(self._goes_backward, last)):
             self._last = None  # the gradients may come from an object in which DDP finds no tensors: it counts
         if self.pending and self._switch.reduces(ddp):
-            when_backward_begins(what, self._is_reduced)
+            when_backward_begins(what, partial(self._reduces, last))
         return what
+
+    def _reduces(self, this: _Pass | None) -> None:
+        """A backward pass begins in which DDP reduces what was put off before."""
+        if self.pending and this is not None:
+            after_this_backward(partial(self._has_passed, this))
+        self._is_reduced()
+
+    def _has_passed(self, this: _Pass) -> None:
+        if not this.has_given_gradients:  # `torch.autograd.grad` gives the parameters none, so DDP has reduced nothing
+            self._is_not_reduced(this.parameters)
 
     def _goes_backward(self, this: _Pass) -> None:
         """A backward pass from `this` begins: perhaps after other forward passes, so that it was taken back."""
@@ -188,6 +198,10 @@ class ImplicitNoSync(Effect, DdpEvents, GradientHandler):
         """See `GradientHandler`."""
         if are_reduced(held_by(optimizer), self._wrapped()):
             self._forwards = 0
+
+    def was_read(self) -> bool:
+        """Whether the script itself has read gradients that are not reduced, since this was last looked at."""
+        return self._own_reads.has_read()
 
     def reduce_what_is_missing(self, given: Sequence[torch.Tensor] = ()) -> None:
         """Put the mean over the ranks into all gradients, if their reduction was put off.

@@ -13,6 +13,7 @@ differ in the last bit.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -135,6 +136,7 @@ class ParameterCheck(DdpEvents, GradientHandler):
             seen, one.hears = checksum(wrapped.parameters), _HEARD_FOR
             if rank == 0:
                 store.set(_key(one, step), seen)
+                _forget_old(step, one, store)
             elif len(one.mine) < _WAITING:
                 one.mine[step] = seen
 
@@ -164,6 +166,14 @@ class ParameterCheck(DdpEvents, GradientHandler):
         )  # a backward pass lies before the next one, so all ranks see this by then
 
 
+def _forget_old(step: int, one: _Object, store: Any) -> None:
+    """Remove a checksum that no rank compares any more: weeks of short steps would fill the memory of the store."""
+    old = step - _WAITING * _EVERY
+    if old >= _EVERY:
+        with contextlib.suppress(RuntimeError):  # a store of the script's own may have no such function
+            store.delete_key(_key(one, old))
+
+
 def _key(one: _Object, step: int) -> str:
     return f"autoddp/check/{one.number}/{step}"
 
@@ -179,10 +189,20 @@ def checksum(parameters: Sequence[torch.Tensor]) -> str:
 
 
 def sum_of_bits(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of one number, on the same device: another one, all but surely, where any bit is another."""
-    plain = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    return plain.detach().view(_INTEGERS[plain.element_size()]).sum(dtype=torch.int64)
+    """A tensor of one number, on the same device: another one, all but surely, where any bit is another.
 
+    In parts, because torch sums a copy in 64 bits: of a large embedding it would take up to eight times its memory.
+    """
+    plain = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    bits = plain.detach().view(_INTEGERS[plain.element_size()])
+    if bits.numel() <= _AT_ONCE:
+        return bits.sum(dtype=torch.int64)
+    bits = bits.view(-1) if bits.is_contiguous() else bits
+    parts = bits.split(max(1, _AT_ONCE * len(bits) // bits.numel()))
+    return torch.stack([part.sum(dtype=torch.int64) for part in parts]).sum()
+
+
+_AT_ONCE = 2**24  # numbers that are summed at once: their copy takes 128 MiB
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

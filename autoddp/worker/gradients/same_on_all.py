@@ -18,7 +18,7 @@ from autoddp.worker.ddp.private import store_of
 from autoddp.worker.gradients.switch import left_unreduced
 from autoddp.worker.job.fitting import waited
 
-_PATIENCE = 60.0  # seconds in which the other ranks come to the same place of the script
+_PATIENCE = 60.0  # seconds, at least, in which the other ranks come to the same place of the script
 
 
 class Norms:
@@ -26,13 +26,21 @@ class Norms:
 
     def __init__(self) -> None:
         self._known: dict[str, torch.Tensor] = {}
+        self._present: dict[str, torch.Tensor] = {}
+        """By the same: norms of the present step, until the optimizer has made it."""
 
     def of_all(self, which: str, norm: torch.Tensor) -> torch.Tensor:
-        """Remember this one, of gradients that are reduced, if it is finite; and return it."""
+        """Remember this one, of gradients that are reduced, if it is finite and its step is made; and return it."""
         before = self._known.get(which, norm)
         # The host need not wait for the device.
-        self._known[which] = torch.where(norm.isfinite(), norm, before).detach()
+        self._present[which] = torch.where(norm.isfinite(), norm, before).detach()
         return norm
+
+    def step_ended(self, is_made: bool) -> None:
+        """The script has made its step, or left it out: told that norm again, it would leave out each later step."""
+        if is_made:
+            self._known |= self._present
+        self._present = {}
 
     def last(self, which: str, norm: torch.Tensor, ddp: DDP) -> torch.Tensor:
         """The one that was remembered; where there is none yet, rank 0's own `norm`, which it gives to all ranks."""
@@ -42,7 +50,8 @@ class Norms:
                 key = f"autoddp/norm/{which}"
                 if ddp.process_group.rank() == 0:
                     store.set(key, repr(float(norm)))
-                if waited(lambda: store.check([key]), _PATIENCE):
+                # Not longer: if this rank alone reads the norm, to log it, the others wait for it in a collective.
+                if waited(lambda: store.check([key]), _patience(store) / 2):
                     norm = torch.full_like(norm, float(store.get(key)))
             self._known[which] = norm.detach()
         return self._known[which].clone()
@@ -56,8 +65,16 @@ def all_throw_away(number: int, objects: Iterable[DDP]) -> None:
             continue
         key = f"autoddp/thrown/{number}"
         store.add(key, 1)
-        if not waited(functools.partial(_has_reached, store, key, size), _PATIENCE):
+        if not waited(functools.partial(_has_reached, store, key, size), _patience(store)):
             raise left_unreduced("some ranks alone leave out a step", ACCUMULATE_STEPS.name)
+
+
+def _patience(store: Any) -> float:
+    """Nearly as long as a collective may take, in which the script would wait for the same ranks: one may save long.
+
+    Others may wait in a collective meanwhile, and its end would be the first to stop the job, without a word of why.
+    """
+    return max(_PATIENCE, 0.9 * float(store.timeout.total_seconds()))
 
 
 def _has_reached(store: Any, key: str, count: int) -> bool:

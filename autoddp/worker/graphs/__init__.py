@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs import Configuration
@@ -100,6 +101,23 @@ class Graphs(Effect, DdpEvents):
             replay.stand()
         self._mode = mode
 
+    def forget_dropped(self, trained: nn.Module) -> None:
+        """The script trains this model: if no graph is of it, give back the graphs of models that it has dropped.
+
+        Each graph holds its model, and memory for all that a pass keeps. A next model would not find room beside it.
+        """
+        if not self._replays or any(replay.is_of(trained) for replay in self._replays):
+            return
+        there = [w.ddp.module for w in self._wrapped() if w.ddp is not None]
+        dropped = [replay for replay in self._replays if not any(map(replay.is_of, there))]
+        for replay in dropped:
+            replay.leave()
+        self._replays = [replay for replay in self._replays if replay not in dropped]
+        self._samples = {
+            mode: [sample for sample in samples if any(sample.model is model for model in there)]
+            for mode, samples in self._samples.items()
+        }
+
     @property
     def replayed(self) -> int:
         """Forward passes that graphs have served since the last capture; each block counts."""
@@ -149,6 +167,7 @@ class GraphsInTheJob(DdpEvents):
     def forward_begins(self, ddp: DDP) -> None:
         """A forward pass is about to run; whether its backward pass reduces is decided."""
         self._clock.forward_begins(ddp)
+        self._graphs.forget_dropped(ddp.module)
         self._graphs.forward_begins(ddp)
 
     def stop(self) -> None:

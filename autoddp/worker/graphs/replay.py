@@ -126,6 +126,10 @@ class Replay:
             self._stand_in.leave()
         self._stand_in = None
 
+    def is_of(self, model: nn.Module) -> bool:
+        """Whether the module is this model, or a block of it."""
+        return model is self._model
+
     def arm(self, model: nn.Module) -> None:
         """DDP begins a forward pass of `model` whose gradients it will reduce."""
         self._armed = self._armed or model is self._model

@@ -407,9 +407,14 @@ class FirstSteps(DdpEvents):
             self._stop()
 
     def _discarded(self) -> None:
-        # The script may have kept what it has cleared.
-        if self._was_put_off:
+        if not self._was_put_off:
+            return
+        # The script may have kept what it has cleared, if it has read it.
+        if self._implicit_no_sync.was_read():
             raise left_unreduced(DISCARDS_GRADIENTS, DEFER_REDUCTIONS.name)
+        # Nobody misses what was not even read, as where an epoch ends with fewer backward passes than make a step.
+        assert self._by_hand is not None
+        self._by_hand.found = self._by_hand.discards = False
 
     def _end(self, why: str) -> None:
         """Put off nothing within a step from now on."""
