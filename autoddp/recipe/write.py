@@ -42,7 +42,7 @@ _SAYS = {
     "trials": "configurations measured",
     "final_rounds": "turns that each finalist took, side by side with the baseline",
     "steps": "training steps measured in all",
-    "run": "the folder with every measurement, in the one that --output names; it is kept as long as this line is here",
+    "run": "folder with every measurement, in the one of --output; kept as long as a start there finds this line",
     "objective": "what was made better, as --objective says it",
     "baseline_value": "the number that the script as written prints",
     "value": "the number that the script prints",
@@ -139,7 +139,7 @@ def _keep(old: bytes, path: str, previous: Path | None) -> Path:
     while os.path.lexists(place):
         place, number = previous.with_name(f"{previous.name}.{number}"), number + 1
     place.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(place, old)
+    write_whole(place, old, private=True)  # as all files of a run
     return place
 
 

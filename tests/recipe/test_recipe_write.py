@@ -120,6 +120,7 @@ def test_the_older_file_is_kept(tmp_path: Path) -> None:
     file.write_text(MINE)
     assert save(RECIPE, file, previous) == previous
     assert previous.read_text() == MINE
+    assert stat.S_IMODE(previous.stat().st_mode) == 0o600  # it lies in a run's folder
     assert load(file) == RECIPE
 
 

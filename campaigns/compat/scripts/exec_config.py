@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 MODULES = ()
 EXPECTED = "tuned"
-NOTE = "The words after the script stay the script's own: a recipe of other words is another job's."
+NOTE = "The words after the script stay the script's own; a recipe is used with other words too if it fits."
 WORDS = ("train_small.py", "--max_iters=120", "--dropout=0.1")
 # config, as in a script of one file: all of it may be overridden
 out_dir = "out"
