@@ -55,6 +55,12 @@ def pytest_configure(config: pytest.Config) -> None:
     """A fork is not quite a start: `make test-whole` has the real ones."""
     if config.getoption("--whole"):
         os.environ[FROM_NOTHING] = "1"
+    with contextlib.suppress(ImportError):  # the checks on a GPU do without it
+        from hypothesis import HealthCheck, settings
+
+        # An example has 200 ms by default, and a busy machine stands still for longer now and then.
+        settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+        settings.load_profile("any machine")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -46,6 +46,10 @@ _READ_LATE = {
     "OMP_NUM_THREADS",  # torch is told
     "TORCH_NCCL_ASYNC_ERROR_HANDLING",  # for NCCL alone
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",  # read when launchers meet
+    # scikit-learn sets both in a process of pytest that imports it, for Intel's OpenMP: torch has GNU's. All ranks that
+    # were started from there afterwards would be new processes.
+    "KMP_DUPLICATE_LIB_OK",
+    "KMP_INIT_AT_FORK",
 }
 
 

@@ -119,6 +119,56 @@ def run(package: Path, folder: Path, *words: str) -> subprocess.CompletedProcess
     return finished
 
 
+@pytest.fixture(scope="module")
+def printed(package: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What each of `PROGRAMS` prints: one Python, which imports torch once."""
+    words = ["-c", RUNS_EACH, json.dumps(PROGRAMS)]
+    found: dict[str, str] = json.loads(run(package, tmp_path_factory.mktemp("programs"), *words).stdout)
+    return found
+
+
+RUNS_EACH = """
+import contextlib, io, json, sys
+found = {}
+for name, code in json.loads(sys.argv[1]).items():
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        exec(code, {"__name__": name})
+    found[name] = out.getvalue()
+print(json.dumps(found))
+"""
+PROGRAMS = {
+    "variable": (
+        "from autoddp.knobs import Configuration\n"
+        "from autoddp.knobs.env import NodeAndJob, start_settings\n"
+        "from autoddp.recipe.env import ENV_ALLOWED\n"
+        "setting = start_settings(NodeAndJob(None, nodes=1, environment={}))[0]\n"
+        "rule = ENV_ALLOWED['GLOO_TOY']\n"
+        "print(setting, Configuration(setting).start_variables, rule('on'), rule('other'))\n"
+    ),
+    "hook": (
+        "import torch\n"
+        "from autoddp.cli.predict import _hook\n"
+        "from autoddp.knobs import Configuration\n"
+        "from autoddp.predict.step import coefficients_of\n"
+        "from autoddp.worker.bench.hook_cost import TIMED, HookCosts\n"
+        "toy = Configuration(_hook('toy'))\n"
+        "assert 'rounding' in coefficients_of(toy)\n"
+        "assert ('toy', 0) in TIMED\n"
+        "print(*toy.in_words, all(HookCosts(torch.device('cpu')).run('toy', 0, 8, 1, 1)))\n"
+    ),
+    "cause": (
+        "import json, sys\n"
+        f"sys.path[:0] = {[str(ROOT / 'tests' / folder) for folder in ('diagnose', 'study')]!r}\n"
+        "from slow_job import Failed, Over, SlowJob\n"
+        "from autoddp.diagnose import Examination, Surroundings\n"
+        "from autoddp.diagnose.causes import in_words\n"
+        "job = SlowJob()\n"
+        "found = Examination(job, Surroundings(job.facts), 90.0, Failed, Over).run().plain()['findings']\n"
+        "print(json.dumps([in_words('toy'), *(one for one in found if one['cause'] == 'toy')]))\n"
+    ),
+}
+
+
 def tried(package: Path, folder: Path, trials: int) -> tuple[list[dict[str, object]], set[str]]:
     """Configurations that a study has measured, and the rungs of its ladder."""
     words = ["--nproc-per-node", "2", "--tune-only", "--trials", str(trials), "--allow", "toy"]
@@ -138,19 +188,8 @@ def test_a_study_tries_a_toy_hook_on_a_toy_rung(package: Path, tmp_path: Path) -
     assert "toy" in rungs
 
 
-def test_a_toy_hook_is_predicted_timed_and_named(package: Path, tmp_path: Path) -> None:
-    program = (
-        "import torch\n"
-        "from autoddp.cli.predict import _hook\n"
-        "from autoddp.knobs import Configuration\n"
-        "from autoddp.predict.step import coefficients_of\n"
-        "from autoddp.worker.bench.hook_cost import TIMED, HookCosts\n"
-        "toy = Configuration(_hook('toy'))\n"
-        "assert 'rounding' in coefficients_of(toy)\n"
-        "assert ('toy', 0) in TIMED\n"
-        "print(*toy.in_words, all(HookCosts(torch.device('cpu')).run('toy', 0, 8, 1, 1)))\n"
-    )
-    assert run(package, tmp_path, "-c", program).stdout == "gradients sent in toy True\n"
+def test_a_toy_hook_is_predicted_timed_and_named(printed: dict[str, str]) -> None:
+    assert printed["hook"] == "gradients sent in toy True\n"
 
 
 def test_no_other_file_names_a_hook() -> None:
@@ -166,32 +205,13 @@ def test_no_other_file_names_a_hook() -> None:
     assert found == []
 
 
-def test_a_toy_variable_is_offered_and_a_recipe_may_carry_it(package: Path, tmp_path: Path) -> None:
-    program = (
-        "from autoddp.knobs import Configuration\n"
-        "from autoddp.knobs.env import NodeAndJob, start_settings\n"
-        "from autoddp.recipe.env import ENV_ALLOWED\n"
-        "setting = start_settings(NodeAndJob(None, nodes=1, environment={}))[0]\n"
-        "rule = ENV_ALLOWED['GLOO_TOY']\n"
-        "print(setting, Configuration(setting).start_variables, rule('on'), rule('other'))\n"
-    )
-    found = run(package, tmp_path, "-c", program).stdout
-    assert found.startswith("{'toy': 'on'} {'GLOO_TOY': 'on'} None must be one of")
+def test_a_toy_variable_is_offered_and_a_recipe_may_carry_it(printed: dict[str, str]) -> None:
+    assert printed["variable"].startswith("{'toy': 'on'} {'GLOO_TOY': 'on'} None must be one of")
 
 
-def test_a_diagnosis_suspects_a_toy_cause_and_says_what_mends_it(package: Path, tmp_path: Path) -> None:
+def test_a_diagnosis_suspects_a_toy_cause_and_says_what_mends_it(printed: dict[str, str]) -> None:
     """Of a job of arithmetic; what `autoddp diagnose` shows of any cause is a matter of tests/cli/test_diagnose.py."""
-    program = (
-        "import json, sys\n"
-        f"sys.path[:0] = {[str(ROOT / 'tests' / folder) for folder in ('diagnose', 'study')]!r}\n"
-        "from slow_job import Failed, Over, SlowJob\n"
-        "from autoddp.diagnose import Examination, Surroundings\n"
-        "from autoddp.diagnose.causes import in_words\n"
-        "job = SlowJob()\n"
-        "found = Examination(job, Surroundings(job.facts), 90.0, Failed, Over).run().plain()['findings']\n"
-        "print(json.dumps([in_words('toy'), *(one for one in found if one['cause'] == 'toy')]))\n"
-    )
-    in_words, found = json.loads(run(package, tmp_path, "-c", program).stdout)
+    in_words, found = json.loads(printed["cause"])
     assert in_words == "playing"
     assert (found["status"], found["fix"]) == ("suspected", "put it away")
     assert found["text"] == "it plays; not proved: it is a toy"

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from launchers import AUTODDP, start
+from started_forks import Preloaded
 
 DESCRIBES = r"""
 import json, os, signal, sys, time
@@ -57,6 +58,14 @@ def describe(folder: Path, popen: Any) -> list[str]:
         text = launch.anonymous(f"{said}\n{log.read_text() * (rank == '0')}").replace(str(folder), "<folder>")
         found.append(re.sub(r'(<uuid>_|"MASTER_PORT": ")\w+', r"\1<any>", text))
     return found
+
+
+def test_what_a_library_sets_in_pytests_process_begins_no_new_one() -> None:
+    """scikit-learn does: each rank that was started afterwards, in that process, was a new one, for 3 CPU seconds."""
+    server = Preloaded.__new__(Preloaded)
+    server._environment = {"PATH": "/bin"}
+    assert not server._begins_otherwise({"KMP_DUPLICATE_LIB_OK": "True", "KMP_INIT_AT_FORK": "FALSE"})
+    assert server._begins_otherwise({"MALLOC_ARENA_MAX": "1"})
 
 
 def test_a_forked_rank_is_like_a_new_process(tmp_path: Path) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import xml.etree.ElementTree as xml
 from itertools import combinations
 from pathlib import Path
 
+import forks
 import pytest
-from launchers import environment
+from launchers import AUTODDP, environment
 
 from autoddp.cli.probe import run
 from autoddp.errors import AutoddpError, UsageError
@@ -24,14 +24,16 @@ TOPO = DATA / "topo" / "h200_8gpu_ansi_10nic.txt"
 
 
 def typed(folder: Path, *words: object) -> tuple[int, str, str]:
-    command = [sys.executable, "-m", "autoddp", "probe", *map(str, words)]
-    done = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=100)
+    done = forks.run(["-m", "autoddp", "probe", *map(str, words)], cwd=folder, env=environment())
     return done.returncode, done.stdout, done.stderr
 
 
 def test_this_node(tmp_path: Path) -> None:
-    code, out, err = typed(tmp_path, "--svg", "here.svg")
-    assert (code, err) == (0, "")
+    """By a new process: all others here are forks."""
+    command = [*AUTODDP, "probe", "--svg", "here.svg"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=100)
+    out = done.stdout
+    assert (done.returncode, done.stderr) == (0, "")
     assert "NUMA 0" in out or "CPU" in out
     assert xml.parse(tmp_path / "here.svg").getroot().tag.endswith("svg")
     assert list(tmp_path.iterdir()) == [tmp_path / "here.svg"]

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forks
 import pytest
 from launchers import AUTODDP, REPORTER, ROOT, SCRIPTS, TORCHRUN, environment, start, whole
 
@@ -44,6 +45,11 @@ def popen(argv, **options):
     """From nothing: a process that has torch already would not notice that it is imported."""
     options["env"]["PATH"] = f"{BIN}:{options['env']['PATH']}"
     return subprocess.Popen(argv, **options)
+
+
+def said_by_wrap(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Of `autoddp wrap WORDS`, which starts no command: a fork does."""
+    return forks.run(["-m", "autoddp", "wrap", *words], cwd=cwd, env=environment())
 
 
 def wrapped(folder: Path, *command: str, options: tuple[str, ...] = WRAP, **env: str):
@@ -166,7 +172,7 @@ def test_a_python_without_autoddps_dependencies_keeps_its_torchrun(tmp_path: Pat
     for name in ("msgspec", "wrapt"):
         (tmp_path / "broken" / name).mkdir(parents=True)
         (tmp_path / "broken" / name / "__init__.py").write_text("raise ImportError('not here')")
-    printed = subprocess.run([*WRAP], capture_output=True, text=True, env=environment(), check=True).stdout
+    printed = said_by_wrap("--trials", "0").stdout
     program = f'{printed}export PYTHONPATH="$PYTHONPATH:{tmp_path / "broken"}"; exec torchrun "$@"'
     env = {"PYTHONPATH": str(ROOT)}
     launch = start(("bash", "-c", program, "--"), tmp_path / "job", [*TWO, REPORTER], env, popen=popen).wait()
@@ -197,7 +203,7 @@ def test_errors_are_one_line(words: list[str], says: str, tmp_path: Path) -> Non
     (tmp_path / "folder").mkdir()
     (tmp_path / "train.py").touch()
     (tmp_path / "run.sh").touch()
-    done = subprocess.run([*AUTODDP, "wrap", *words], capture_output=True, text=True, env=environment(), cwd=tmp_path)
+    done = said_by_wrap(*words, cwd=tmp_path)
     assert done.returncode == 2
     assert says in done.stderr
     assert done.stderr.count("\n") == 1
@@ -207,7 +213,7 @@ def test_errors_are_one_line(words: list[str], says: str, tmp_path: Path) -> Non
     ("options", "says"), [('--output "x', "No closing quotation"), whole("--trails 3", "--trails")]
 )
 def test_a_variable_set_by_hand_may_be_wrong(options: str, says: str, tmp_path: Path) -> None:
-    printed = subprocess.run([*WRAP], capture_output=True, text=True, env=environment(), check=True).stdout
+    printed = said_by_wrap("--trials", "0").stdout
     program = f"{printed}export AUTODDP_WRAP='{options}'; exec torchrun \"$@\""
     launch = start(("bash", "-c", program, "--"), tmp_path / "job", [*TWO, REPORTER], popen=popen).wait()
     assert launch.returncode == 2
@@ -233,7 +239,8 @@ def test_no_word_of_torchrun_is_taken() -> None:
 
 
 def test_the_help_lists_autoddps_options() -> None:
-    done = subprocess.run([*AUTODDP, "wrap", "--help"], capture_output=True, text=True, env=environment(), check=True)
+    done = said_by_wrap("--help")
+    assert done.returncode == 0
     assert "--trials N" in done.stdout
     assert "--nproc-per-node" not in done.stdout
     assert json.dumps(os.fspath(ROOT)) not in done.stdout

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -331,8 +330,7 @@ def test_a_store_that_does_not_answer_holds_up_nobody() -> None:
 
 def test_a_store_that_is_gone_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
     """torch's own client would say it in twenty."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = int(free_port())
     host: Any = TCPStore("127.0.0.1", port, None, True, wait_for_workers=False)
     hosts = Hosts(
         TCPStore("127.0.0.1", port, None, False), 1, 2, endpoint=Endpoint("--rdzv-endpoint", "127.0.0.1", port)

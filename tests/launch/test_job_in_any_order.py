@@ -1,6 +1,6 @@
 """Whatever happens to a tuning job in whatever order: it ends, and when it is over nothing begins any more.
 
-First the state machine alone, thousands of times, with a study, a main thread and ranks that take turns as a random
+First the state machine alone, many times, with a study, a main thread and ranks that take turns as a random
 generator says; then the live job with real threads and sockets.
 """
 
@@ -23,7 +23,7 @@ from autoddp.knobs import AS_WRITTEN, Configuration
 from autoddp.study import TrialFailed, TuningOver
 from autoddp.wire import BlockDone, Goodbye, Measure, Welcome
 
-SEQUENCES = 4000
+SEQUENCES = 1500
 WILD = 60  # events in any order; then the world is one in which scripts end and time passes
 TAME = 400  # events in which the job must then end
 ENDINGS = ("", "rank 0 ended with exit code 1", "torch elastic, which starts the ranks, was killed by SIGKILL")

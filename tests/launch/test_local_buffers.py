@@ -89,7 +89,7 @@ def test_rank_0_is_as_under_torchrun(script, recipe, by_torchrun, tmp_path):
     assert "deprecated" not in job.stderr
 
 
-@pytest.mark.parametrize("script", [FREEZES, WITH_A_QUEUE, JOINS[0], whole(JOINS[1])])
+@pytest.mark.parametrize("script", [FREEZES, whole(WITH_A_QUEUE), JOINS[0], whole(JOINS[1])])
 def test_buffers_travel_again_where_training_reads_them(script, recipe, by_torchrun, tmp_path):
     """A recipe is bound to the parameters, not to the buffers nor to the loop around the model."""
     job = launched(tmp_path / "job", "--recipe", str(recipe), "--force", script=script)

@@ -39,7 +39,7 @@ def on_all(lab, command, parent, *words, endpoint=0):
     meet += ["--rdzv-endpoint", f"{lab.address(0, endpoint)}:29421"]
     variables = {"OMP_NUM_THREADS": "1", "TUNED_TIMES_LONGER": "12"}
     return [
-        start(command, parent / f"host{host}", [*meet, *words], variables, popen=functools.partial(lab.popen, host))
+        start(command, parent / f"host{host}", [*meet, *words], variables, popen=functools.partial(lab.fork, host))
         for host in range(2)
     ]
 

@@ -65,10 +65,10 @@ def test_real_ranks_get_the_setting_that_helps_them(tmp_path: Path, monkeypatch:
     assert recipe.env == {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     assert recipe.evidence.objective == "steps"
     assert recipe.evidence.baseline_ms_per_step is not None
-    assert recipe.evidence.baseline_ms_per_step >= 60
+    assert recipe.evidence.baseline_ms_per_step >= 200
     found = summary(launch)["objective"]
     assert found["gain"]["low"] > 1
-    assert found["as_written"] >= 0.06 > found["tuned"]
+    assert found["as_written"] >= 0.2 > found["tuned"]  # 0.01 s of sleep, and what a busy machine adds
     pairs = found["rounds"]
     assert len(pairs["as_written"]) == len(pairs["finalists"][0]["numbers"]) >= 3
     assert "Traceback" not in launch.stderr
@@ -139,8 +139,13 @@ def test_a_script_that_never_ends_is_ended(tmp_path: Path) -> None:
 def test_a_number_is_seen_when_it_is_printed(tmp_path: Path) -> None:
     """Few scripts flush. Into a log Python writes 8 KiB at once, which this one prints in ten minutes."""
     code = "import time\nwhile True:\n    print('rate 3')\n    time.sleep(0.5)\n"
-    launch = tuned(tmp_path / "run", code, "--objective", RATE, *ONE, "--tune-only", "--budget", "20s")
-    assert launch.returncode in (0, 1)
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "job.py").write_text(code)
+    # With the threads set there is nothing to try, so the first start is all; it may take as long as it does.
+    words = ["--objective", RATE, *ONE, "--tune-only", "job.py"]
+    launch = start(AUTODDP, folder, words, {"OMP_NUM_THREADS": "1"}).wait()
+    assert launch.returncode == 0, launch.stderr[-2000:]
     assert "has printed nothing" not in launch.stderr
     assert summary(launch)["objective"]["as_written"] == 3
 

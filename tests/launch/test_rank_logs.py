@@ -100,6 +100,7 @@ def check(log: Path, size: int, tail_at_least: int) -> None:
             assert part in content(begin - MIB, begin + 40 * MIB)
 
 
+@pytest.mark.parametrize("holes", ["holes", whole("no holes")], indirect=True)  # a slower writer has both, below
 def test_a_fast_writer(log: Path, tmp_path: Path, holes: bool) -> None:
     size = 1500 * MIB
     with LogKeeper(tmp_path) as keeper:

@@ -30,9 +30,10 @@ def run_on_all(lab, command, folder, rendezvous):
         agents = []
         for host in range(len(lab)):
             words = ["--nnodes", str(len(lab)), "--nproc-per-node", "1", *rendezvous(lab, host), *TRAINS]
-            # threads that spin for each other would take the cores from the other hosts
-            passive = {"OMP_WAIT_POLICY": "PASSIVE"}
-            agents.append(start(command, folder, words, passive, popen=functools.partial(lab.fork, host)))
+            # Threads that spin for each other would take the cores from the other hosts. (OMP_WAIT_POLICY is read as a
+            # library is loaded, so each rank would be a new process.)
+            alone = {"OMP_NUM_THREADS": "1"}
+            agents.append(start(command, folder, words, alone, popen=functools.partial(lab.fork, host)))
             cleanup.callback(agents[-1].kill)
         codes = [agent.wait().returncode for agent in agents]
     assert codes == [0] * len(lab), agents[0].stderr[-3000:]

@@ -86,7 +86,7 @@ def test_the_plainest_script_is_tuned_and_launched(by_torchrun, tuned_plain):
 
 @pytest.mark.skipif(not hasattr(LaunchConfig, "virtual_local_rank"), reason="this torchrun has no such option")
 def test_ranks_are_tuned_that_torchrun_itself_has_told_that_each_is_local_rank_0(tmp_path):
-    words = ["--virtual-local-rank", "--trials", "1", *UNDIAGNOSED]
+    words = ["--virtual-local-rank", "--trials", "1", "--allow", "exact", "--tune-only", *UNDIAGNOSED]
     tuned = run(AUTODDP, tmp_path / "tuned", "plain.py", *words, env=LONG)
     assert tuned.returncode == 0, tuned.stderr[-2000:]
     assert "not tuned" not in tuned.stderr
@@ -140,6 +140,7 @@ def test_a_script_that_checks_its_ranks_is_launched_as_written_with_the_reason(t
     assert (launch.folder / "rank1.pt").exists()
 
 
+@pytest.mark.whole  # tests/worker/test_fitting.py has the reason, and how one is said is above
 def test_an_unpickled_model_ends_tuning_and_that_is_said(tmp_path):
     """DDP's constructor does not run for it. The first launch writes the file; the second one finds it."""
     assert run(AUTODDP, tmp_path / "run", "whole_object.py", "--trials", "0").returncode == 0
@@ -175,6 +176,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.whole  # tests/worker/test_apply.py has the reason, and how one is said is above
 def test_passes_that_do_not_begin_in_ddps_forward_end_tuning_and_that_is_said(tmp_path):
     """They reduce, and "the script reduces nothing through DDP" would be wrong."""
     script = tmp_path / "passes_by.py"
@@ -258,15 +260,6 @@ def test_a_script_without_ddp_that_fails_as_several_ranks_runs_as_one(tmp_path):
     assert "OSError" in launch.stderr
     assert launch.returncode == 0, launch.stderr[-2000:]
     assert launch.stdout == "alone with its port, of 1\n"
-
-
-def test_a_world_of_one_is_not_tuned(tmp_path):
-    launch = start(
-        AUTODDP, tmp_path / "one", ["--trials", "2", "--nproc-per-node", "1", str(SCRIPTS / "plain.py")]
-    ).wait()
-    assert launch.returncode == 0
-    assert "nothing to tune in a world of one" in launch.stderr
-    assert not list(launch.folder.glob(".autoddp"))
 
 
 @pytest.mark.whole

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoddp.bench import LinkModel, Segment
@@ -341,3 +341,8 @@ def test_slower_computing_is_never_faster(job: Profile, times: float) -> None:
         job, before=job.before * times, backward=job.backward * times, ready=tuple(r * times for r in job.ready)
     )
     assert seconds(slower) >= seconds(job) * (1 - 1e-9)
+
+
+def test_no_example_is_timed() -> None:
+    """See conftest.py: an example, here and in all files that have some, may take longer on a machine that is busy."""
+    assert settings().deadline is None

@@ -24,14 +24,27 @@ def heading(command: str) -> str:
     return f"several.py: {command}"
 
 
+_kept: list[socket.socket] = []
+
+
+def kept_port() -> int:
+    """A free port that the kernel gives to nobody else until this process has ended, and at which a store may listen.
+
+    Its socket is bound and does not listen. Were it closed, another test might be given the port before the store is.
+    """
+    _kept.append(socket.socket())
+    _kept[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    _kept[-1].bind(("", 0))
+    return int(_kept[-1].getsockname()[1])
+
+
 def own_store(number: int) -> None:
     """Let rank 0 host a new store: in the launcher's, Gloo would find the addresses that the script before left."""
     from torch.distributed import TCPStore
 
     launchers = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
     if os.environ["RANK"] == "0":
-        with socket.create_server(("", 0)) as free:
-            launchers.set(f"several/{number}", str(free.getsockname()[1]))
+        launchers.set(f"several/{number}", str(kept_port()))
     os.environ["MASTER_PORT"] = launchers.get(f"several/{number}").decode()
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
 

@@ -35,8 +35,10 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=600)
     options = parser.parse_args()
     if options.spawns:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            port = server.getsockname()[1]
+        kept = socket.socket()  # bound, not listening: the kernel gives the port to nobody before rank 0 listens there
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        kept.bind(("127.0.0.1", 0))
+        port = kept.getsockname()[1]
         mp.spawn(rank, (options.spawns, port, options.numbers, options.calls), nprocs=options.spawns)
     else:
         dist.init_process_group("gloo")

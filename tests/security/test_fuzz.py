@@ -1,6 +1,6 @@
 """Whatever an input holds: its reader reads it or refuses it by its one typed error, soon, and in little memory.
 
-`make fuzz` gives each reader 100,000 damaged inputs, `make test` some hundreds. A failure names the number of the
+`make fuzz` gives each reader 100,000 damaged inputs, `make test` some dozens. A failure names the number of the
 input, and `damaged(reader, number)` makes it again.
 """
 
@@ -49,7 +49,7 @@ from autoddp.wire import (
 )
 
 TESTS = Path(__file__).resolve().parents[1]
-EACH = 25 * int(os.environ["FUZZ_EXAMPLES"]) if "FUZZ_EXAMPLES" in os.environ else 150
+EACH = 25 * int(os.environ["FUZZ_EXAMPLES"]) if "FUZZ_EXAMPLES" in os.environ else 75
 PER_MEGABYTE = 1.0  # seconds of this process's CPU
 TRIES = 3
 SMALLEST = 0.3  # seconds: the collector may run
