@@ -289,6 +289,65 @@ def test_a_script_may_leave_out_a_step_whose_norm_is_large() -> None:
     assert left_out == [2 * AT_ONCE - 1]
 
 
+@pytest.mark.parametrize("factor", [1e6, float("inf")])
+@pytest.mark.usefixtures("alone")
+def test_a_script_may_leave_out_its_first_step_by_the_norm(factor: float) -> None:
+    """Were it told that norm again in the steps that are kept, it would leave out each later step too."""
+    script = Script()
+    wrapped = [Wrapped(script.model, {})]
+    switch = ReductionSwitch(lambda ddp: wrapped[0])
+    implicit_no_sync = ImplicitNoSync(switch, lambda: wrapped)
+    accumulation = Accumulation(switch, lambda: wrapped, implicit_no_sync, pytest.fail)
+    add_handler(accumulation)
+    accumulation.steps = AT_ONCE
+    left_out = []
+    for number in range(1 + AT_ONCE):
+        implicit_no_sync.forward_begins(script.model)
+        accumulation.forward_begins(script.model)
+        loss = accumulation.returned(script.model, script.model(torch.ones(2, 4))).square().mean()
+        (loss * (1 if number else factor)).backward()
+        if nn.utils.clip_grad_norm_(script.parameters, SMALL) < 1e3:
+            script.step()
+        else:
+            left_out.append(number)
+        script.optimizer.zero_grad()
+    remove_handler(accumulation)
+    assert left_out == [0]
+    assert script.optimizer.state
+
+
+@pytest.mark.parametrize("clears_first", [False, True])
+@pytest.mark.parametrize(("infinite", "scale"), [(0, 2.0), (2 * AT_ONCE - 1, 1.0)])
+@pytest.mark.usefixtures("alone")
+def test_a_script_may_leave_out_a_step_and_update_its_scaler(infinite: int, scale: float, clears_first: bool) -> None:
+    """In a step that is kept the scaler has recorded nothing; in the last one it has, and must begin anew."""
+    script = Script()
+    wrapped = [Wrapped(script.model, {})]
+    switch = ReductionSwitch(lambda ddp: wrapped[0])
+    implicit_no_sync = ImplicitNoSync(switch, lambda: wrapped)
+    accumulation = Accumulation(switch, lambda: wrapped, implicit_no_sync, pytest.fail)
+    add_handler(accumulation)
+    accumulation.steps = AT_ONCE
+    left_out = []
+    for number in range(3 * AT_ONCE):
+        implicit_no_sync.forward_begins(script.model)
+        accumulation.forward_begins(script.model)
+        loss = accumulation.returned(script.model, script.model(torch.ones(2, 4))).square().mean()
+        script.scaler.scale(loss * (float("inf") if number == infinite else 1)).backward()
+        script.scaler.unscale_(script.optimizer)
+        if nn.utils.clip_grad_norm_(script.parameters, SMALL).isfinite():
+            script.scaler.step(script.optimizer)
+        else:
+            left_out.append(number)
+        if clears_first:
+            script.optimizer.zero_grad()
+        script.scaler.update()
+        script.optimizer.zero_grad()
+    remove_handler(accumulation)
+    assert left_out == [infinite]
+    assert script.scaler.get_scale() == scale
+
+
 @pytest.mark.usefixtures("alone")
 def test_a_script_may_leave_out_a_step_after_clipping() -> None:
     """By its loss, for example. It has read no gradient, so it has used none."""

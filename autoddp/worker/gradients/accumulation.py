@@ -82,6 +82,8 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
         """Whether one was called for training since the script has begun."""
         self._left_out = False
         """Whether clipping or unscaling was left out in the present step, which nothing can make up for."""
+        self._scaler_waits = False
+        """Whether clipping or unscaling was left out since the last forward pass, even if the step is thrown away."""
         self._inside = 0
         """Optimizers that are stepping: one may step by another one that holds the same parameters."""
         self._steps_kept = False
@@ -162,7 +164,7 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
         All ranks call it at the same place. What was put off is reduced before it is read.
         """
         self._kept.put_back()
-        self._steps, self._steps_kept, self._inside = 1, False, 0
+        self._steps, self._steps_kept, self._inside, self._scaler_waits = 1, False, 0, False
         self._unchanged.end()
 
     def leave_out(self) -> bool:
@@ -206,7 +208,7 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
 
     def forward_begins(self, ddp: DDP) -> None:
         """A forward pass is about to run; what is decided here holds for its backward pass."""
-        self._inside, self._read = 0, []
+        self._inside, self._read, self._scaler_waits = 0, [], False
         self._own_reads.end()
         self._optimizers.look()
         # A script that clears gradients between two backward passes of each step would never make a last step. It may
@@ -264,7 +266,7 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
         if self._is_single or not are_reduced(parameters, self._wrapped()):
             return False
         if self._is_to_be_kept():
-            self._left_out, self._given = True, ids_of(parameters)
+            self._left_out, self._scaler_waits, self._given = True, True, ids_of(parameters)
             self._stop_if_changed()
             return True
         self._average()
@@ -394,8 +396,11 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
             self._begin_step()
 
     def keeps_scale(self) -> bool:
-        """What is kept is scaled by the present scale."""
-        return self._steps_kept
+        """What is kept is scaled by the present scale, and a scaler that was not asked to unscale has recorded nothing.
+
+        In the last step it has: also if the script itself leaves that step out, before anything else tells of its end.
+        """
+        return self._scaler_waits or (self._steps_kept and not self.in_step)
 
     def keeps(self, parameters: Sequence[torch.Tensor]) -> bool:
         """See `GradientHandler`. Gradients to which a backward pass has added are thrown away with what was kept."""
@@ -416,6 +421,7 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
             # As written, the script decides by gradients that are the same on all ranks. Those that it reads itself in
             # a step that is kept are this rank's own, so others may not throw the step away.
             all_throw_away(self._ended, self._local)
+            self._norms.thrown_away()
         self._left_out = False  # of gradients that are gone
         self._norms.step_ended(is_made=False)
         self._start_over()

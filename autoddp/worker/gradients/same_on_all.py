@@ -28,6 +28,8 @@ class Norms:
         self._known: dict[str, torch.Tensor] = {}
         self._present: dict[str, torch.Tensor] = {}
         """By the same: norms of the present step, until the optimizer has made it."""
+        self._own: set[str] = set()
+        """Which of those that are known are rank 0's own, because no step was made yet."""
 
     def of_all(self, which: str, norm: torch.Tensor) -> torch.Tensor:
         """Remember this one, of gradients that are reduced, if it is finite and its step is made; and return it."""
@@ -40,7 +42,16 @@ class Norms:
         """The script has made its step, or left it out: told that norm again, it would leave out each later step."""
         if is_made:
             self._known |= self._present
+            self._own -= self._present.keys()
         self._present = {}
+
+    def thrown_away(self) -> None:
+        """The script has thrown away a step that was kept; all ranks call this there.
+
+        Told rank 0's own norm again, which may be infinite, or that of gradients that are still scaled, it would throw
+        away each later one. Told 0, it goes on to a step that reduces, and decides by the norm of that one.
+        """
+        self._known |= {which: torch.zeros_like(self._known[which]) for which in self._own}
 
     def last(self, which: str, norm: torch.Tensor, ddp: DDP) -> torch.Tensor:
         """The one that was remembered; where there is none yet, rank 0's own `norm`, which it gives to all ranks."""
@@ -54,6 +65,7 @@ class Norms:
                 if waited(lambda: store.check([key]), _patience(store) / 2):
                     norm = torch.full_like(norm, float(store.get(key)))
             self._known[which] = norm.detach()
+            self._own.add(which)
         return self._known[which].clone()
 
 
