@@ -42,15 +42,19 @@ class TorchHook:
     """Module and name below `torch.distributed.algorithms.ddp_comm_hooks`."""
     in_accelerate: str
     """Member of Accelerate's `DDPCommunicationHookType`."""
-    batched: TorchHook | None = None
-    """The one that takes a whole bucket for one matrix; None if there is none, or no matrix."""
     why_not_gloo: str = ""
     """Why it does not serve gloo; "" if it does."""
     on_gloo: TorchHook | None = None
     """What comes nearest to it there; None if nothing does."""
+    differs: str = ""
+    """What it does otherwise than ours on every backend, after "torch's own hook"; "" if it only rounds otherwise."""
 
 
-_FP16_OF_TORCH = TorchHook("default_hooks.fp16_compress_hook", "FP16")
+_FP16_OF_TORCH = TorchHook(
+    "default_hooks.fp16_compress_hook",
+    "FP16",
+    differs="does not move gradients into float16's range: those above 65,504 become infinite, and very small ones 0",
+)
 _ENDS_ON_GLOO = "torch's own PowerSGD hook ends the process on gloo when two buckets travel"
 
 
@@ -119,8 +123,10 @@ HOOKS = (
         in_torch=TorchHook(
             "powerSGD_hook.powerSGD_hook",
             "POWER_SGD",
-            TorchHook("powerSGD_hook.batched_powerSGD_hook", "BATCHED_POWER_SGD"),
             why_not_gloo=f"{_ENDS_ON_GLOO}; launch with the recipe",
+            differs="keeps infinite gradients and NaN for ever, so that after a GradScaler's first overflow nothing is "
+            "trained; may make NaN of a matrix whose gradients are all 0; ends the job at a parameter without "
+            "dimensions; and waits for the GPU after each bucket, so how fast it is was not measured",
         ),
     ),
 )

@@ -12,6 +12,7 @@ from autoddp.errors import AutoddpError
 from autoddp.knobs.base import Value
 from autoddp.own_code.settings import Hook, Said, said
 from autoddp.recipe import Recipe
+from autoddp.topology.nccl.interface_names import GLOO, NCCL
 
 _WIDTH = 88  # of comments: narrower than most people's limit for code
 _HOOKS = "torch.distributed.algorithms.ddp_comm_hooks"
@@ -84,8 +85,20 @@ def lines_for(recipe: Recipe, file: str, form: str) -> Lines:
     if variables and not one.sets_variables:
         settings = " ".join(f"{name}={shlex.quote(value)}" for name, value in sorted(variables.items()))
         by_hand = (*by_hand, f"environment: start with {settings}")
+    by_hand = (*by_hand, *_network(recipe, variables))
     text = [*one.begins, *_head(recipe, file), *code, *_comments(by_hand)]
     return Lines((*one.begins, *code), by_hand, "\n".join(text))
+
+
+def _network(recipe: Recipe, variables: Collection[str]) -> list[str]:
+    """What autoddp does at each start on several hosts, and no recipe says: interfaces may change."""
+    name = GLOO if recipe.fits.backend == "gloo" else NCCL
+    if recipe.fits.nodes == 1 or name in variables:
+        return []
+    return [
+        f"network: autoddp looks for the fastest one between the hosts at each start, and sets {name} to its "
+        "interface; where a host has several, set it yourself"
+    ]
 
 
 def _head(recipe: Recipe, file: str) -> list[str]:
@@ -117,11 +130,11 @@ def _keywords(arguments: Mapping[str, Value]) -> list[str]:
     ]
 
 
-def _state(hook: Hook) -> str:
-    """The state that the hook is registered with."""
+def _state(hook: Hook, group: str = "None") -> str:
+    """The state that the hook is registered with. `group` reduces; None is the default group, of all ranks."""
     if not hook.state:
-        return "None"
-    return f"powerSGD_hook.PowerSGDState(None, {', '.join(f'{name}={value}' for name, value in hook.state.items())})"
+        return group
+    return f"powerSGD_hook.PowerSGDState({group}, {', '.join(f'{name}={value}' for name, value in hook.state.items())})"
 
 
 def _hook_import(hook: Hook | None) -> list[str]:
@@ -137,7 +150,9 @@ def _ddp(recipe: Recipe, found: Said) -> list[str]:
     ]
     lines += [")"]
     if found.hook:
-        lines.append(f"model.register_comm_hook({_state(found.hook)}, {found.hook.of_torch.function})")
+        # DDP may have a group of its own, of fewer ranks or another backend: torch's hooks do not look there.
+        state = _state(found.hook, "model.process_group")
+        lines.append(f"model.register_comm_hook({state}, {found.hook.of_torch.function})")
     return lines
 
 

@@ -24,6 +24,11 @@ from autoddp.knobs.micro_batches import ACCUMULATE_STEPS, DEFER_REDUCTIONS
 
 EARLIEST_START = 2
 """The first step from which torch's PowerSGD hook compresses: before, DDP has not built its buckets anew."""
+_TORCHS_OWN = "torch's own hook"
+_EACH_BY_ITSELF = (
+    "takes each gradient for a matrix, because batched_powerSGD_hook, which takes a bucket, stops the job with an "
+    "AssertionError at its first compressed step (torch 2.13)"
+)
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,9 @@ def _hook(configuration: Configuration, backend: str) -> tuple[Hook | None, str]
         return None, "torch has no such hook; launch with the recipe"
     if backend == "gloo" and of_torch.why_not_gloo:
         return (Hook(of_torch.on_gloo) if of_torch.on_gloo else None), of_torch.why_not_gloo
-    return _low_rank(of_torch, configuration) if HOOK_BY_NAME[name].rank_knob else (Hook(of_torch), "")
+    if HOOK_BY_NAME[name].rank_knob:
+        return _low_rank(of_torch, configuration)
+    return Hook(of_torch), f"{_TORCHS_OWN} {of_torch.differs}" if of_torch.differs else ""
 
 
 def _low_rank(of_torch: TorchHook, configuration: Configuration) -> tuple[Hook, str]:
@@ -95,10 +102,10 @@ def _low_rank(of_torch: TorchHook, configuration: Configuration) -> tuple[Hook, 
         "start_powerSGD_iter": max(start, EARLIEST_START),
         "min_compression_rate": 1,  # as in our hook: whatever factors make smaller; torch's default asks for half
     }
-    batched = of_torch.batched if POWERSGD_BATCHED.of(configuration) else None
-    differs = [f"compresses from step {EARLIEST_START} on at the earliest"] * (start < EARLIEST_START)
+    differs = [_EACH_BY_ITSELF] if POWERSGD_BATCHED.of(configuration) else []
+    differs += [f"compresses from step {EARLIEST_START} on at the earliest"] * (start < EARLIEST_START)
     differs += ["sends factors in 32 bits"] * (POWERSGD_FACTORS.of(configuration) is not None)
-    return Hook(batched or of_torch, state), f"torch's own hook {' and '.join(differs)}" if differs else ""
+    return Hook(of_torch, state), f"{_TORCHS_OWN} {'; '.join([*differs, of_torch.differs])}"
 
 
 def _hooks_settings(configuration: Configuration) -> str:
@@ -115,9 +122,9 @@ _BY_HAND: Mapping[str, Callable[[Any], str]] = {
         "write `with model.no_sync():`"
     ),
     ACCUMULATE_STEPS.name: lambda steps: (
-        f"{steps} steps become one, a larger batch; divide the loss by {steps}, step the optimizer and zero its "
-        f"gradients only after each {steps} steps, and write the others, forward pass included, within "
-        "`with model.no_sync():`"
+        f"{steps} steps become one, a larger batch; divide the loss by {steps}; unscale and clip gradients, step the "
+        f"optimizer, update a GradScaler and zero gradients only after each {steps} steps, but step a learning-rate "
+        "scheduler after each one; and write the others, forward pass included, within `with model.no_sync():`"
     ),
     OPTIMIZE_DDP.name: lambda cuts: f"before torch.compile, write `torch._dynamo.config.optimize_ddp = {cuts}`",
     CUDA_GRAPHS.name: lambda _what: (
