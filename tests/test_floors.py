@@ -85,6 +85,8 @@ PRIVATE_TO_OTHERS = {
     ("torchrun/options.py", "_registry"),
     # Whether elastic knows that this node hosts the endpoint: only its own answer tells.
     ("torchrun/options.py", "_matches_machine_hostname"),
+    # Whether a GPU has a context of this process: nothing public tells where the allocator does not.
+    ("worker/process/device.py", "_cuda_hasPrimaryContext"),
     # argparse has no public list of a parser's options.
     ("commandline/options.py", "_actions"),
     ("cli/completion.py", "_actions"),

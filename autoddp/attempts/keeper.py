@@ -358,9 +358,10 @@ def _attempt(connection: Connection, attempt: Attempt, alive: int) -> None:
 
 def _enter(shelter: Shelter, looks: Callable[[str], None] = lambda path: None) -> None:
     if sys.platform == "linux":
-        from autoddp.isolation.syscalls import die_with_parent
+        from autoddp.isolation.syscalls import die_with_parent, leave_no_core_files
 
         die_with_parent(signal.SIGKILL)
+        leave_no_core_files()  # of ranks that a trial aborts: they would fill the upper layer, or lie beside the script
     if shelter.level is Level.OVERLAY:
         assert shelter.layers is not None
         enter(shelter.layers, shelter.real, shelter.important, looks)

@@ -228,6 +228,8 @@ def _together(around: NodeAndJob) -> Iterator[Candidate]:
 
 
 _PEERS = ("NCCL_P2P_LEVEL", "NCCL_P2P_DISABLE")
+_CHANNELS = ("NCCL_MIN_NCHANNELS", "NCCL_MIN_CTAS", "NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS")
+"""NCCL takes the least number where it is above the most: each of ours would overrule the user's, or do nothing."""
 _SOCKETS = ("NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD")
 _OTHER_MALLOCS = (
     *("GLIBC_TUNABLES", "LD_PRELOAD"),
@@ -241,7 +243,8 @@ ALLOCATOR = _start(
     "how torch divides the GPU's memory: expandable segments avoid fragmentation and cudaMalloc retries",
     one_of("expandable_segments:True"),
     _where(lambda around: around.frees_memory, "expandable_segments:True"),
-    pinned_by=("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"),
+    # torch for ROCm reads the last one only where this knob's own is not set.
+    pinned_by=("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"),
     on_the_link=False,
 )
 MALLOC = _start(
@@ -285,7 +288,7 @@ NCCL_MIN_CHANNELS = _start(
     "channels that NCCL opens at least: more of them fill a wide link, and take more of the GPU",
     whole_number_between(1, 64),
     _where(lambda around: any(_nvlinks(around)), _MANY_CHANNELS),
-    pinned_by=("NCCL_MIN_NCHANNELS", "NCCL_MIN_CTAS"),
+    pinned_by=_CHANNELS,
 )
 NCCL_MAX_CHANNELS = _start(
     "nccl_max_channels",
@@ -293,7 +296,7 @@ NCCL_MAX_CHANNELS = _start(
     "channels that NCCL opens at most: fewer of them leave more of the GPU to the backward pass",
     whole_number_between(1, 64),
     _where(lambda around: any(_nvlinks(around)), _FEW_CHANNELS),
-    pinned_by=("NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS"),
+    pinned_by=_CHANNELS,
     on_the_link=False,
 )
 NCCL_NVLS = _start(

@@ -18,15 +18,18 @@ FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """The workers make a store of their own instead of using their agent's."""
 _AGENTS_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "0"}
 """Our own workers meet in the agent's store before they make a process group, so rank 0 must not make another one."""
+_NO_TRACES = {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
+"""Torch, where a call of NCCL's fails or hangs, writes its last calls to a file whose name is the same for all jobs, in
+/tmp or ~/.cache/torch: over what a job of the user's has left there. Each rank also waits a minute before it ends."""
 _ROOT = Path(__file__).resolve().parents[2]
 AHEAD = "AUTODDP_CLOCK_AHEAD"
 """Variable that tells our own jobs by how many seconds the clock that they follow is ahead of this host's."""
 
 
 def for_own_workers(environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables with which our own workers find this package, also in a checkout, and meet in their agent's store."""
+    """Variables by which our own workers find this package, meet in their agent's store, and leave no files behind."""
     paths = [str(_ROOT), *filter(None, [environment.get("PYTHONPATH")])]
-    return {**_AGENTS_STORE, "PYTHONPATH": os.pathsep.join(paths)}
+    return {**_AGENTS_STORE, **_NO_TRACES, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def follow_clock(ahead: float) -> None:

@@ -61,7 +61,9 @@ def node(
         (node(relation="SYS", vendor="HygonGenuine"), 1, {}, [PEERS]),  # it depends on NCCL's version: worth a trial
         (node(nvlinks=4), 1, {}, CHANNELS),
         (node(nvlinks=18), 1, {}, [*CHANNELS, {"nccl_nvls": "0"}]),
-        (node(nvlinks=18), 1, {"NCCL_NVLS_ENABLE": "1", "NCCL_MAX_CTAS": "4"}, CHANNELS[:1]),
+        (node(nvlinks=18), 1, {"NCCL_NVLS_ENABLE": "1"}, CHANNELS),
+        # With a least number above it NCCL would not keep to the user's most.
+        (node(nvlinks=18), 1, {"NCCL_NVLS_ENABLE": "1", "NCCL_MAX_CTAS": "4"}, []),
         (node(relation="SYS", p2p="CNS"), 1, {}, []),
         (node(relation="SYS"), 1, {"NCCL_P2P_LEVEL": "PXB"}, []),
     ],
@@ -169,7 +171,7 @@ def test_what_gloo_and_the_allocator_are_offered() -> None:
     assert offered(interfaces="eth0,eth1", environment={"GLOO_SOCKET_IFNAME": "eth0"}) == [together]
     assert offered(interfaces="eth0,eth1", nodes=1) == []
     assert offered(frees_memory=True, nodes=1) == [segments]
-    for variable in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+    for variable in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"):
         assert offered(frees_memory=True, environment={variable: "max_split_size_mb:64"}) == []
 
 

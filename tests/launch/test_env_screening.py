@@ -82,6 +82,26 @@ def test_a_setting_under_which_nccl_has_no_broadcast_is_ruled_out(
     assert bool(seconds) is serves
 
 
+LOOKS = """
+import os, resource
+if "RANK" in os.environ:
+    limit, traces = resource.getrlimit(resource.RLIMIT_CORE)[0], os.environ.get("TORCH_NCCL_DUMP_ON_TIMEOUT")
+    with open(os.path.join(os.environ["SEEN"], os.environ["RANK"]), "w") as file:
+        file.write(f"{limit} {traces}")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is no NCCL")
+def test_a_setting_that_hangs_leaves_nothing_in_the_users_folders(torchrun: argparse.Namespace, tmp_path: Path) -> None:
+    """Nothing isolates it. NCCL's watchdog would write its last calls to the cache, and abort with a core file."""
+    (tmp_path / "sitecustomize.py").write_text(LOOKS)
+    (seen := tmp_path / "seen").mkdir()
+    paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    variables = {**os.environ, "PYTHONPATH": paths, "SEEN": str(seen)}
+    assert Screening(torchrun, tmp_path / "screening", variables)._seconds(Burst.of_step(4096, "gloo"), {})
+    assert {file.read_text() for file in seen.iterdir()} == {"0 0"}
+
+
 HANGS = "import os, time\nif 'RANK' in os.environ:\n    time.sleep(1000)\n"
 LAUNCHER = """
 import os, sys

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -99,6 +100,22 @@ def keeper() -> Iterator[Keeper]:
 
 def an_attempt(tmp_path: Path) -> Attempt:
     return Attempt(argparse.Namespace(), tmp_path, 0, dict(os.environ), Shelter(Level.OFF))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere attempts keep the limit")
+def test_a_trial_that_aborts_leaves_no_core_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight ranks write as many gigabytes each: into the upper layer, or under the guard beside the script."""
+    before = _, most = resource.getrlimit(resource.RLIMIT_CORE)
+    if not most:
+        pytest.skip("no process may write core files here")
+    monkeypatch.setattr(jobs, "run_tuning_job", lambda *_: f"of {resource.getrlimit(resource.RLIMIT_CORE)[0]} bytes")
+    resource.setrlimit(resource.RLIMIT_CORE, (most, most))
+    keeper = Keeper()
+    try:
+        assert keeper.run(an_attempt(tmp_path), lambda _: None, lambda: False) == "of 0 bytes"
+    finally:
+        keeper.close()
+        resource.setrlimit(resource.RLIMIT_CORE, before)
 
 
 def test_a_keeper_that_was_stopped_ends_its_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,11 +20,21 @@ from torch import nn
 from autoddp.knobs import AS_WRITTEN
 from autoddp.wire import Delay
 from autoddp.worker.ddp.private import backend_of
+from autoddp.worker.gradients.comparison import SAMPLED
 from autoddp.worker.graphs.capture import Sample, capture
 from autoddp.worker.graphs.signature import signature_of
 from autoddp.worker.observe.stages import Stages
 from autoddp.worker.observe.stopwatch import CudaStopwatch, WallStopwatch, stopwatch_for
-from autoddp.worker.process.device import Backlog, as_current, keep_busy, memory_reserved, seed, synchronize
+from autoddp.worker.process.device import (
+    Backlog,
+    as_current,
+    finish_queued_work,
+    frees_memory,
+    keep_busy,
+    memory_reserved,
+    seed,
+    synchronize,
+)
 from autoddp.worker.trial import tuning
 from autoddp.worker.trial.live_ddp import LiveDdp
 
@@ -153,6 +163,23 @@ def test_memory_is_that_of_the_models_device(cuda: FakeCuda) -> None:
     assert [memory_reserved(device) for device in (SECOND, torch.device("cpu"))] == [7, 0]
 
 
+def test_an_allocator_that_tells_nothing_of_its_memory(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`torch.cuda.memory.change_current_allocator` puts one in the place of torch's; RAPIDS' is one."""
+
+    def refuses(device: object) -> int:
+        raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats.")
+
+    for name in ("memory_stats", "memory_reserved"):
+        monkeypatch.setattr(torch.cuda, name, refuses)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch._C, "_cuda_hasPrimaryContext", lambda number: number == SECOND.index, raising=False)
+    assert not frees_memory(SECOND)
+    assert memory_reserved(SECOND) == 0
+    finish_queued_work(10.0)
+    assert cuda.waited == [SECOND.index]
+
+
 def test_a_graph_is_of_one_device() -> None:
     module, given = nn.Linear(2, 2, device="meta"), torch.ones(1, 2)
     signature, tensors = signature_of((given,), {})
@@ -171,6 +198,19 @@ def test_spare_memory_is_given_back_where_the_device_is_nearly_full(
     patch: Any = SimpleNamespace(alive=lambda: models)
     LiveDdp(patch, None, (), None, None).apply(AS_WRITTEN)  # type: ignore[arg-type]
     assert given == [1] * given_back
+
+
+@pytest.mark.parametrize(("free", "sampled"), [(160, None), (159, SAMPLED)])
+def test_sums_over_steps_are_of_a_sample_where_the_device_has_no_room(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, free: int, sampled: int | None
+) -> None:
+    """The two sums take 80 bytes, and as many are left for the script."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 1000), raising=False)
+    models = [model_with(SimpleNamespace(device=SECOND, numel=lambda: 10, element_size=lambda: 4))]
+    patch: Any = SimpleNamespace(alive=lambda: models)
+    live = LiveDdp(patch, None, (), None, None)  # type: ignore[arg-type]
+    live.compare(True)
+    assert live._comparison.sampled == sampled
 
 
 @pytest.fixture

@@ -17,13 +17,12 @@ import torch.distributed as dist
 from autoddp.knobs import refused_for_one_parameter, why_refused
 from autoddp.wire import WatchPlan
 from autoddp.worker.ddp.model import Model
-from autoddp.worker.gradients.comparison import Comparison
+from autoddp.worker.gradients.comparison import SAMPLED, Comparison
 from autoddp.worker.hooks import Hook
 from autoddp.worker.hooks.bucket import GradBucket
 from autoddp.worker.hooks.exact import exact_mean
 from autoddp.worker.process.device import is_capturing
 
-_SAMPLED = 2**12  # elements of a parameter: their norm is right within two percent, and the two sums take 32 KiB
 _SURE = 4  # reductions compared before a hook is given up for the error of a single parameter
 
 
@@ -114,7 +113,7 @@ class _Guard:
         tell: Callable[[str], None],
     ) -> None:
         """`name` gives a parameter's name, by its identity."""
-        self.comparison = Comparison(sampled=_SAMPLED if plan.steps > 1 else 0)
+        self.comparison = Comparison(sampled=SAMPLED if plan.steps > 1 else 0)
         self.given_up = given_up
         self._plan = plan
         self.schedule = schedule

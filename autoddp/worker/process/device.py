@@ -83,7 +83,7 @@ def finish_queued_work(seconds: float) -> None:
     if not torch.cuda.is_initialized():
         return
     # Only devices with memory of ours: `synchronize` would create a context on any other device.
-    devices = [number for number in range(torch.cuda.device_count()) if torch.cuda.memory_reserved(number)]
+    devices = [number for number in range(torch.cuda.device_count()) if _has_memory(number)]
 
     def wait() -> None:
         for number in devices:
@@ -95,6 +95,13 @@ def finish_queued_work(seconds: float) -> None:
     except RuntimeError:  # in an exit handler Python begins no thread, from 3.12 on; the launcher ends who stays
         return wait()
     waiting.join(seconds)
+
+
+def _has_memory(number: int) -> bool:
+    try:
+        return bool(torch.cuda.memory_reserved(number))
+    except RuntimeError:  # an allocator that the script has put in place of torch's, as RAPIDS', does not tell
+        return bool(torch._C._cuda_hasPrimaryContext(number))  # type: ignore[attr-defined]
 
 
 class Backlog:
@@ -267,9 +274,15 @@ def nccl_version() -> tuple[int, ...]:
 
 def frees_memory(device: torch.device) -> bool:
     """Whether torch's allocator had to give memory back to the device in order to get other memory."""
-    return is_gpu(device) and torch.cuda.memory_stats(device).get("num_alloc_retries", 0) > 0
+    try:
+        return is_gpu(device) and torch.cuda.memory_stats(device).get("num_alloc_retries", 0) > 0
+    except RuntimeError:  # see `_has_memory`
+        return False
 
 
 def memory_reserved(device: torch.device) -> int:
-    """Bytes that torch's allocator holds on `device`; 0 on a CPU."""
-    return int(torch.cuda.memory_reserved(device)) if is_gpu(device) else 0
+    """Bytes that torch's allocator holds on `device`; 0 on a CPU, and where another allocator has its place."""
+    try:
+        return int(torch.cuda.memory_reserved(device)) if is_gpu(device) else 0
+    except RuntimeError:  # see `_has_memory`
+        return 0

@@ -27,14 +27,14 @@ from autoddp.worker.effects.compiling import Compiling
 from autoddp.worker.effects.threads import Threads
 from autoddp.worker.gradients.access import parameters_of
 from autoddp.worker.gradients.accumulation import Accumulation
-from autoddp.worker.gradients.comparison import Comparison
+from autoddp.worker.gradients.comparison import SAMPLED, Comparison
 from autoddp.worker.gradients.deferred import ImplicitNoSync
 from autoddp.worker.gradients.switch import ReductionSwitch
 from autoddp.worker.graphs import Graphs
 from autoddp.worker.hooks import Hook
 from autoddp.worker.hooks.arithmetic import arithmetic_of
 from autoddp.worker.observe.timeline import Recording
-from autoddp.worker.process.device import devices_of, give_back_spare_memory, synchronize
+from autoddp.worker.process.device import devices_of, give_back_spare_memory, has_room, synchronize
 from autoddp.worker.process.rank_store import RankStore
 from autoddp.worker.trial.experiments import Experiments
 
@@ -164,8 +164,20 @@ class LiveDdp:
         return self._recording.around(self._comparison.around(hook, group), group)
 
     def compare(self, on: bool) -> None:
-        """See `LiveModel`. Costs nothing if no hook of ours is in effect, because there is nothing to compare."""
+        """See `LiveModel`. Costs nothing if no hook of ours is in effect, because there is nothing to compare.
+
+        Where a device has no room for the sums over the steps, which are twice as large as the gradients, they are of a
+        sample: the trial would run out of memory, and the job itself never needs them.
+        """
+        if on:
+            self._comparison.sampled = None if self._have_room_for_sums() else SAMPLED
         self._comparison.on = on
+
+    def _have_room_for_sums(self) -> bool:
+        sizes = dict.fromkeys(self._devices, 0)
+        for p in parameters_of(self._patch.alive()):
+            sizes[p.device] += 2 * p.numel() * p.element_size()
+        return all(has_room(device, size) for device, size in sizes.items())
 
     def step_compared(self) -> None:
         """See `LiveModel`."""
