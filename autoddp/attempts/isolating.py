@@ -70,11 +70,16 @@ class Isolation:
         return f"isolation: guard, in Python {kernel}: what it cannot cover ends {activity} first{but}"
 
     def why_not_started(self, torchrun: argparse.Namespace) -> str:
-        """Why the program under `--no-python` must not be started to be tuned; "" if it may be, and for a script.
+        """Why the script must not be started to be tuned; "" if it may be.
+
+        Under guard all processes change the scratch folder under one lock, which not every file system has: each write
+        of the script's would be an error.
 
         A Python checks itself from its start. Nothing checks another program from within, such as a shell: so its
-        command is judged here, as if a script that is checked had started it.
+        command under `--no-python` is judged here, as if a script that is checked had started it.
         """
+        if self.level is Level.GUARD and not self._folder.has_locks:
+            return f"the file system of {self._folder.path} has no locks, which guard needs; --output names another"
         if not torchrun.no_python:
             return ""
         from autoddp.isolation.elsewhere.commands import judge_words

@@ -53,9 +53,10 @@ def mount_at(path: str) -> Mount | None:
 
 
 def _listed() -> list[Mount]:
-    # The kernel escapes blanks and line feeds in a path. A carriage return, and blanks of other scripts, stay.
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
-        return [parse(line.removesuffix("\n")) for line in file]
+    # The kernel escapes blanks and line feeds in a path. A carriage return, and blanks of other scripts, stay. A path
+    # is decoded as Python encodes it: under a locale that is not UTF-8 it would be another one, and the mount unseen.
+    with open("/proc/self/mountinfo", "rb") as file:
+        return [parse(os.fsdecode(line.removesuffix(b"\n"))) for line in file]
 
 
 def parse(line: str) -> Mount:

@@ -239,7 +239,7 @@ class _Build:
         upper, work = self.layers.make(path)
         _copy_status(path, upper)
         if self.as_user:
-            for folder in (*self.important, *_SHARED):
+            for folder in (*self.important, *_followed(_SHARED, self.looks)):
                 _prepare(path, folder, upper)
         self._mount_overlay(path, upper, work, self._new(path))
         return None
@@ -257,7 +257,7 @@ class _Build:
         self._mount_overlay(path, upper, work, self._new(path))
 
     def _mount_overlay(self, lower: str, upper: str, work: str, target: str) -> None:
-        candidates = _candidates(self.layers.syncs) if self._options is None else [self._options]
+        candidates = _candidates(self.layers.syncs, work) if self._options is None else [self._options]
         for number, options in enumerate(candidates):
             # What a refused attempt has left in a work folder would make the next one fail too.
             place = os.path.join(work, str(number))
@@ -347,8 +347,24 @@ def _is_dead(path: str) -> bool:
     return False
 
 
-def _candidates(syncs: bool) -> list[str]:
-    return list(dict.fromkeys(options.removesuffix(_NO_SYNC) if syncs else options for options in _OPTIONS))
+def _candidates(syncs: bool, work: str) -> list[str]:
+    """Options to try, best first; `work` is a folder on the disk of the upper layer."""
+    options = _OPTIONS if _takes_notes_of_root(work) else [each for each in _OPTIONS if "redirect_dir" not in each]
+    return list(dict.fromkeys(each.removesuffix(_NO_SYNC) if syncs else each for each in options))
+
+
+def _takes_notes_of_root(folder: str) -> bool:
+    """Whether an overlay may keep its notes in attributes that only root of the whole host may set.
+
+    In a user namespace it may not. Linux before 6.12 mounts it there all the same, and keeps no notes: then no folder
+    of the user's can be removed ("Input/output error").
+    """
+    try:
+        os.setxattr(folder, "trusted.autoddp", b"y")
+        os.removexattr(folder, "trusted.autoddp")
+    except OSError:
+        return False
+    return True
 
 
 def _mount_overlay(lower: str, upper: str, work: str, target: str, options: str) -> None:
@@ -407,8 +423,9 @@ def _listening_sockets(looks: Callable[[str], None]) -> Iterator[str]:
     outside, and `isolation.pipes` ends tuning before Python opens one.
     """
     # A line feed in a path is not escaped: the parts of such a line are no paths of sockets.
-    with open("/proc/net/unix", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
-        listed = {path for line in file for path in line.removesuffix("\n").split(maxsplit=7)[7:] if path[0] == "/"}
+    with open("/proc/net/unix", "rb") as file:
+        lines = [os.fsdecode(line.removesuffix(b"\n")) for line in file]
+    listed = {path for line in lines for path in line.split(maxsplit=7)[7:] if path[0] == "/"}
     for path in sorted(listed):
         looks(path)
         if _is_socket(path):

@@ -91,6 +91,11 @@ class RunFolder:
         self.previous_recipe = self.path / PREVIOUS
         """The path for a recipe that is about to be replaced."""
 
+    @property
+    def has_locks(self) -> bool:
+        """Whether its file system has locks: Lustre without `-o flock`, and some other network disks, have none."""
+        return self._claim.mark.locked
+
     def attempt(self, number: int) -> Path:
         """A folder for attempt `number`: its logs, which stay, `heartbeats` and `calls`, which are removed at the end.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pty
 import signal
@@ -210,6 +211,23 @@ def test_what_is_written_under_guard_has_a_limit_and_does_not_add_up(
     why = Written(isolation, "tuning").too_much()
     assert why.startswith("the script has written ")
     assert why.endswith(" during tuning, more than --scratch-limit (20.0 MiB)")
+    folder.clean()
+
+
+def test_a_disk_without_locks_is_named_before_the_script_is_started_under_guard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lustre is mounted without them at many sites, and no overlay lies over it: each write would fail there."""
+
+    def flock(_file: int, _operation: int) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    folder = RunFolder(tmp_path / "out")
+    torchrun = parse(["train.py"]).torchrun
+    why = f"the file system of {folder.path} has no locks, which guard needs; --output names another"
+    assert Isolation(Level.GUARD, folder).why_not_started(torchrun) == why
+    assert Isolation(Level.OVERLAY, folder).why_not_started(torchrun) == ""
     folder.clean()
 
 
