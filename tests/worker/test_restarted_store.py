@@ -8,6 +8,7 @@ import torch.distributed as dist
 from launchers import environment
 
 SCRIPT = """
+import inspect
 import sys
 import torch
 import torch.distributed as dist
@@ -34,9 +35,10 @@ hear_start(split, {})  # after the other group has told its start
 store_of(split).set("autoddp/of", str(rank))
 dist.barrier()
 assert store_of(split).get("autoddp/of") == str(rank).encode()
-apart = store_of(DDP(torch.nn.Linear(4, 4), init_sync=False))
-apart.set(f"autoddp/{rank}", "")
-apart.wait([f"autoddp/{1 - rank}"])
+if "init_sync" in inspect.signature(DDP.__init__).parameters:  # older versions of torch compare always
+    apart = store_of(DDP(torch.nn.Linear(4, 4), init_sync=False))
+    apart.set(f"autoddp/{rank}", "")
+    apart.wait([f"autoddp/{1 - rank}"])
 stores = dist.distributed_c10d._world.pg_map
 stores[dist.group.WORLD] = ("gloo", dist.PrefixStore("default_pg", store))
 first, second = (store_of(DDP(torch.nn.Linear(4, 4))) for _ in range(2))
