@@ -79,7 +79,9 @@ class Isolation:
         command under `--no-python` is judged here, as if a script that is checked had started it.
         """
         if self.level is Level.GUARD and not self._folder.has_locks:
-            return f"the file system of {self._folder.path} has no locks, which guard needs; --output names another"
+            return (
+                f"the file system of {self._folder.path} has no locks, which guard needs; name another one by --output"
+            )
         if not torchrun.no_python:
             return ""
         from autoddp.isolation.elsewhere.commands import judge_words

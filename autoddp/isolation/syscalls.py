@@ -67,7 +67,7 @@ def give_up_new_privileges() -> None:
 
 
 def leave_no_core_files() -> None:
-    """No core file is written where a signal ends this process, or one that it starts from now on.
+    """Write no core file where a signal ends this process, or one that it starts from now on.
 
     Not by the module `resource`: a file of that name beside the script could be imported in its place.
     """

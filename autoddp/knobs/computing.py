@@ -103,6 +103,9 @@ THREADS = Knob[int](
     variable="OMP_NUM_THREADS",
 )
 
+OF_CORES = (NUMA_BINDING.name, THREADS.name)
+"""Names of the knobs by which a rank takes cores, or leaves them to the workers of its data loaders."""
+
 OPTIMIZE_DDP = Knob[bool](  # torch's own name for it
     name="optimize_ddp",
     says="whether torch.compile splits the graph at bucket boundaries, to overlap all-reduce with backward",

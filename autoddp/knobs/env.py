@@ -229,7 +229,8 @@ def _together(around: NodeAndJob) -> Iterator[Candidate]:
 
 _PEERS = ("NCCL_P2P_LEVEL", "NCCL_P2P_DISABLE")
 _CHANNELS = ("NCCL_MIN_NCHANNELS", "NCCL_MIN_CTAS", "NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS")
-"""NCCL takes the least number where it is above the most: each of ours would overrule the user's, or do nothing."""
+"""NCCL lets a minimum win over a maximum that is smaller. So where the user has set one, a minimum of ours
+would overrule the user's maximum, and a maximum of ours below the user's minimum would do nothing."""
 _SOCKETS = ("NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD")
 _OTHER_MALLOCS = (
     *("GLIBC_TUNABLES", "LD_PRELOAD"),

@@ -97,7 +97,7 @@ def _network(recipe: Recipe, variables: Collection[str]) -> list[str]:
         return []
     return [
         f"network: autoddp looks for the fastest one between the hosts at each start, and sets {name} to its "
-        "interface; where a host has several, set it yourself"
+        "interface; where a host has several interfaces, set it yourself"
     ]
 
 

@@ -42,7 +42,7 @@ _SAYS = {
     "trials": "configurations measured",
     "final_rounds": "turns that each finalist took, side by side with the baseline",
     "steps": "training steps measured in all",
-    "run": "folder with every measurement, in the one of --output; kept as long as a start there finds this line",
+    "run": "folder with every measurement, below --output; starts from this folder keep it",
     "objective": "what was made better, as --objective says it",
     "baseline_value": "the number that the script as written prints",
     "value": "the number that the script prints",

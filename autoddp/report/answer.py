@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from autoddp.diagnose import Diagnosis
 from autoddp.diagnose.causes import in_words
 from autoddp.knobs import Configuration
-from autoddp.knobs.computing import NUMA_BINDING, THREADS
+from autoddp.knobs.computing import OF_CORES
 from autoddp.knobs.hook import POWERSGD_START_STEP
 from autoddp.log import WIDTH, wrapped
 from autoddp.study import Outcome, Standing
@@ -24,7 +24,6 @@ from autoddp.units import gradient_error, milliseconds, ratio
 _LABEL = 15  # columns
 _MOST_OF_A_FIX = 3  # lines
 _OWN_PACE = 1.1  # of a step as written: a little more is noise
-_OF_CORES = (NUMA_BINDING.name, THREADS.name)
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ def _limit(outcome: Outcome) -> Row:
         return Row("", "")
     # As written too most steps may be shorter than the pace: batches come in bursts, and one long wait moves no median.
     # With other threads it may be the pace of loaders that have no cores left.
-    other_cores = any(name in fastest.configuration for name in _OF_CORES)
+    other_cores = any(name in fastest.configuration for name in OF_CORES)
     if other_cores and fastest.pace > _OWN_PACE * outcome.baseline.seconds:
         return Row("", "")
     every = f"{outcome.figure(fastest.pace)} {outcome.unit}"

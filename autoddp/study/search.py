@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from autoddp.knobs import AS_WRITTEN, BY_NAME, Configuration, Rung, Value
-from autoddp.knobs.computing import NUMA_BINDING, OPTIMIZE_DDP, REDUCE_OVERHEAD, THREADS
+from autoddp.knobs.computing import OF_CORES, OPTIMIZE_DDP, REDUCE_OVERHEAD
 from autoddp.recipe.decision import WORTH_A_CHANGE
 from autoddp.settings import StudySettings
 from autoddp.study.budget import StepBudget
@@ -183,8 +183,7 @@ class Study:
         queued, start = self._cost.queued, self._cost.start.number
         burst = max(1, queued // 2)  # workers load two batches ahead, or more
         # The cores that these leave to the workers decide how fast they load, so they are those of nearly all trials.
-        of_cores = (NUMA_BINDING.name, THREADS.name)
-        cores = Configuration({name: value for name, value in fixed.items() if name in of_cores})
+        cores = Configuration({name: value for name, value in fixed.items() if name in OF_CORES})
         found: list[float] = []
         while queued and len(found) < _BURSTS and self._affords_steps(burst, baseline.seconds):
             first = not found

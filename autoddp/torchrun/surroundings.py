@@ -19,8 +19,8 @@ FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 _AGENTS_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "0"}
 """Our own workers meet in the agent's store before they make a process group, so rank 0 must not make another one."""
 _NO_TRACES = {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
-"""Torch, where a call of NCCL's fails or hangs, writes its last calls to a file whose name is the same for all jobs, in
-/tmp or ~/.cache/torch: over what a job of the user's has left there. Each rank also waits a minute before it ends."""
+"""When a call of NCCL's fails or hangs, torch writes the last calls to a file in /tmp or ~/.cache/torch. Its name is
+the same for all jobs: ours would replace the file of a job of the user's. It takes a minute too until the rank ends."""
 _ROOT = Path(__file__).resolve().parents[2]
 AHEAD = "AUTODDP_CLOCK_AHEAD"
 """Variable that tells our own jobs by how many seconds the clock that they follow is ahead of this host's."""

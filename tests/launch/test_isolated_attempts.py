@@ -225,7 +225,7 @@ def test_a_disk_without_locks_is_named_before_the_script_is_started_under_guard(
     monkeypatch.setattr("fcntl.flock", flock)
     folder = RunFolder(tmp_path / "out")
     torchrun = parse(["train.py"]).torchrun
-    why = f"the file system of {folder.path} has no locks, which guard needs; --output names another"
+    why = f"the file system of {folder.path} has no locks, which guard needs; name another one by --output"
     assert Isolation(Level.GUARD, folder).why_not_started(torchrun) == why
     assert Isolation(Level.OVERLAY, folder).why_not_started(torchrun) == ""
     folder.clean()

@@ -102,6 +102,15 @@ def an_attempt(tmp_path: Path) -> Attempt:
     return Attempt(argparse.Namespace(), tmp_path, 0, dict(os.environ), Shelter(Level.OFF))
 
 
+def result_of_an_attempt(tmp_path: Path) -> str:
+    """Why it has ended, as a keeper tells that is started for it."""
+    keeper = Keeper()
+    try:
+        return keeper.run(an_attempt(tmp_path), lambda _: None, lambda: False)
+    finally:
+        keeper.close()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere attempts keep the limit")
 def test_a_trial_that_aborts_leaves_no_core_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight ranks write as many gigabytes each: into the upper layer, or under the guard beside the script."""
@@ -110,11 +119,9 @@ def test_a_trial_that_aborts_leaves_no_core_files(tmp_path: Path, monkeypatch: p
         pytest.skip("no process may write core files here")
     monkeypatch.setattr(jobs, "run_tuning_job", lambda *_: f"of {resource.getrlimit(resource.RLIMIT_CORE)[0]} bytes")
     resource.setrlimit(resource.RLIMIT_CORE, (most, most))
-    keeper = Keeper()
     try:
-        assert keeper.run(an_attempt(tmp_path), lambda _: None, lambda: False) == "of 0 bytes"
+        assert result_of_an_attempt(tmp_path) == "of 0 bytes"
     finally:
-        keeper.close()
         resource.setrlimit(resource.RLIMIT_CORE, before)
 
 
@@ -168,11 +175,7 @@ def test_a_daemon_of_the_script_that_ends_is_seen_to_have_ended(
         return "it is gone" if gone else "it is still there"
 
     monkeypatch.setattr(jobs, "run_tuning_job", run_tuning_job)
-    keeper = Keeper()
-    try:
-        assert keeper.run(an_attempt(tmp_path), lambda _: None, lambda: False) == "it is gone"
-    finally:
-        keeper.close()
+    assert result_of_an_attempt(tmp_path) == "it is gone"
 
 
 def test_signals_for_all_processes_of_a_job_leave_the_keeper_alone(keeper: Keeper) -> None:
@@ -190,11 +193,9 @@ def test_an_attempt_gets_signals_and_no_terminal_stops_it(tmp_path: Path, monkey
     monkeypatch.setattr(jobs, "run_tuning_job", run_tuning_job)
     # These tests may be started to ignore some, as by nohup.
     before = {number: signal.signal(number, signal.SIG_DFL) for number in NOT_FOR_THE_KEEPER}
-    keeper = Keeper()
     try:
-        assert keeper.run(an_attempt(tmp_path), lambda _: None, lambda: False) == "True True"
+        assert result_of_an_attempt(tmp_path) == "True True"
     finally:
-        keeper.close()
         for number, handler in before.items():
             signal.signal(number, handler)
 
@@ -210,11 +211,9 @@ def test_an_attempt_ignores_what_its_launcher_was_started_to_ignore(
 
     monkeypatch.setattr(jobs, "run_tuning_job", run_tuning_job)
     before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    keeper = Keeper()
     try:
-        assert keeper.run(an_attempt(tmp_path), lambda _: None, lambda: False) == "it lives on"
+        assert result_of_an_attempt(tmp_path) == "it lives on"
     finally:
-        keeper.close()
         signal.signal(signal.SIGUSR1, before)
 
 

@@ -51,7 +51,8 @@ def test_ddp() -> None:
         "# Not set by these lines as it was measured:",
         "# - environment: start with OMP_NUM_THREADS=4",
         "# - network: autoddp looks for the fastest one between the hosts at each start, and sets",
-        "#   NCCL_SOCKET_IFNAME to its interface; where a host has several, set it yourself",
+        "#   NCCL_SOCKET_IFNAME to its interface; where a host has several interfaces, set it",
+        "#   yourself",
     ]
 
 

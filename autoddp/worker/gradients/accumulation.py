@@ -396,9 +396,10 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
             self._begin_step()
 
     def keeps_scale(self) -> bool:
-        """What is kept is scaled by the present scale, and a scaler that was not asked to unscale has recorded nothing.
+        """See `GradientHandler`: what is kept is scaled by the present scale.
 
-        In the last step it has: also if the script itself leaves that step out, before anything else tells of its end.
+        A scaler that was not asked to unscale has nothing to update by. In the last step it was asked, also if the
+        script leaves that step out by itself, which nothing else tells of by then.
         """
         return self._scaler_waits or (self._steps_kept and not self.in_step)
 

@@ -27,9 +27,9 @@ class Norms:
     def __init__(self) -> None:
         self._known: dict[str, torch.Tensor] = {}
         self._present: dict[str, torch.Tensor] = {}
-        """By the same: norms of the present step, until the optimizer has made it."""
+        """Norms of the present step, by what has read them, until the optimizer has made it."""
         self._own: set[str] = set()
-        """Which of those that are known are rank 0's own, because no step was made yet."""
+        """Names of known norms that are rank 0's own, because no step was made yet."""
 
     def of_all(self, which: str, norm: torch.Tensor) -> torch.Tensor:
         """Remember this one, of gradients that are reduced, if it is finite and its step is made; and return it."""
