@@ -8,7 +8,8 @@ Each cause is planted in two scripts of jobs/slow/, which run on two to eight gl
 two hosts (tests/lab.py, as root). Three things are measured for each:
 
 - the diagnosis, `autoddp diagnose --json`, `--runs` times: whether the right cause comes first, and how long it takes
-- the real gain: whole jobs under torchrun, as written and `--mended`, in pairs with alternating order (AB BA …)
+- the real gain: the job under torchrun, as written and mended in turns (AB BA …), started twice; what can be mended
+  only at the start is run as whole jobs, in pairs
 - the price in the diagnosis beside that gain, both in milliseconds of a step, with 99 % intervals
 
 `clean_collectives.py` has no reason to be slow: any finding in it is wrong. Targets: the right cause first in 95 % of
@@ -32,8 +33,14 @@ from common import JOBS, Hosts, Lab, Local, autoddp, options, paired, say, table
 from lab import unavailable
 from prices import FIRST, PRICE, Priced, number
 
+sys.path.insert(0, str(JOBS / "slow"))
+import job
+
 LIMIT = 60.0  # seconds in which an answer has to be there
-WARMUP = 0.2  # of the steps of a job, which do not count
+WARMUP = 0.2  # of the steps of a job, or of a turn, which do not count
+STARTS = 2  # of a job that takes turns
+TURNS = 24  # in the steps of a case: each takes a third of a second
+PAIRS = 4  # of turns that count as a round
 
 
 @dataclass(frozen=True)
@@ -48,6 +55,8 @@ class Case:
     """For about eight seconds."""
     hosts: int = 1
     """Of a lab, with a slow network and a fast one, where there are several."""
+    takes_turns: bool = True
+    """Whether it can be mended while it runs."""
 
     @property
     def name(self) -> str:
@@ -70,15 +79,15 @@ CASES = [
     Case("too_many_groups", "halves", 4, 100),
     Case("too_many_groups", "metrics", 2, 150),
     Case("oversubscribed_cores", "threads", 2, 280),
-    Case("oversubscribed_cores", "pairs", 8, 60),
+    Case("oversubscribed_cores", "pairs", 8, 60, takes_turns=False),
     Case("waiting_for_rank", "work", 4, 200),
     Case("waiting_for_rank", "log", 2, 250),
     Case("object_collectives", "gather", 2, 1000),
     Case("object_collectives", "broadcast", 4, 1000),
     Case("scalar_collectives", "several", 2, 1000),
     Case("scalar_collectives", "loss", 4, 1000),
-    Case("wrong_interface", "gradients", 2, 50, hosts=2),
-    Case("wrong_interface", "pieces", 2, 50, hosts=2),
+    Case("wrong_interface", "gradients", 2, 50, hosts=2, takes_turns=False),
+    Case("wrong_interface", "pieces", 2, 50, hosts=2, takes_turns=False),
 ]
 CLEAN = [
     Case("", "zero", 2, 250),
@@ -108,14 +117,36 @@ class Row(Priced):
 
 
 def real_gain(here: Local, case: Case, rounds: int) -> dict[str, list[float]]:
-    """Seconds of a step as written and mended, in whole jobs; the mean of the rank that takes longest."""
+    """Seconds of a step as written and mended, in pairs; the mean of the rank that takes longest."""
+    if case.takes_turns:
+        return gain_in_turns(here, case, rounds)
 
     def mean(*more: str) -> float:
         of_ranks = here.ranks_seconds([*torchrun(), *case.command, *more])
-        first = round(WARMUP * case.steps)
-        return max(statistics.fmean(steps[first:]) for steps in of_ranks if len(steps) > first)
+        return of_slowest(of_ranks, 0, case.steps)
 
     return paired({"as written": mean, "mended": lambda: mean("--mended")}, rounds)
+
+
+def gain_in_turns(here: Local, case: Case, rounds: int) -> dict[str, list[float]]:
+    """As `real_gain`, by jobs that take turns."""
+    found: dict[str, list[float]] = {"as written": [], "mended": []}
+    length, turns = max(4, case.steps // TURNS), 2 * PAIRS * rounds
+    for start in range(STARTS):
+        more = ["--turns", str(length), "--steps", str(turns * length)]
+        of_ranks = here.ranks_seconds([*torchrun(), *case.command, *more])
+        for turn in range(turns):
+            name = "mended" if job.is_mended(turn) else "as written"
+            found[name].append(of_slowest(of_ranks, turn * length, length))
+        shown = "  ".join(f"{name} {statistics.fmean(of_it) * 1e3:.2f} ms" for name, of_it in found.items())
+        say(f"start {start + 1}/{STARTS}: {shown}")
+    return found
+
+
+def of_slowest(of_ranks: Sequence[Sequence[float]], first: int, count: int) -> float:
+    """The mean of `count` steps from the first one on, of the rank that takes longest, without its warm-up."""
+    begin, end = first + round(WARMUP * count), first + count
+    return max(statistics.fmean(steps[begin:end]) for steps in of_ranks if len(steps) > begin)
 
 
 def diagnosed(here: Local, case: Case, row: Row) -> None:
@@ -207,7 +238,7 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--only", metavar="NAME,…", default="", help="causes, or jobs such as 'clean zero' (all)")
     parser.add_argument("--runs", type=int, default=1, help="diagnoses of each job (1)")
-    parser.add_argument("--rounds", type=int, default=4, help="of whole jobs, as written and mended (4)")
+    parser.add_argument("--rounds", type=int, default=4, help="pairs of turns or of whole jobs (4)")
     args = parser.parse_args()
     if args.quick:
         args.rounds = 0

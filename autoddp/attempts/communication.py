@@ -14,7 +14,7 @@ from pathlib import Path
 
 from autoddp.codec import decode, encode
 from autoddp.cpus import usable_cpus
-from autoddp.diagnose.collectives import CommunicationDiagnosis, calls_made, examined, planned, recorded
+from autoddp.diagnose.collectives import CommunicationDiagnosis, calls_made, examined, planned, recorded, steps_of
 from autoddp.files import append
 from autoddp.processes.silence import awaiting
 from autoddp.torchrun.surroundings import for_own_workers
@@ -23,6 +23,8 @@ from autoddp.wire.recorded_calls import TRIAL, WATCH
 from autoddp.wire.replayed_calls import Program, Replay, Replayed
 
 _LONG_ENOUGH = 20.0  # seconds from the first call, if calls were made in most of them
+_ENOUGH_OF_SHORT_STEPS = 12.0  # likewise, where that is many steps
+_MANY = 40  # steps
 _IN_MOST_LOOKS = 20  # looks in which calls were made; there are two in a second
 _WATCHED_AFTER = 3  # such looks, after which processes look where results are first used; a script may end soon
 _TRIED_AFTER = 5  # such looks, after which it is known whether the ranks have more threads than there are cores
@@ -36,7 +38,8 @@ class Enough:
     """Whether a script without DDP has been recorded for long enough; asked again and again while it runs.
 
     A script that builds its model only after some minutes may meet at a barrier before. So what counts is not the time
-    from the first call alone: calls must have been made in half of it.
+    from the first call alone: calls must have been made in half of it. It may be less where steps are short, and no
+    trial of fewer threads goes on.
     """
 
     folder: Path
@@ -44,6 +47,7 @@ class Enough:
     _made: tuple[int, ...] = field(default=(), init=False)
     _began: float | None = field(default=None, init=False)
     _active: int = field(default=0, init=False)
+    _seconds: float = field(default=0.0, init=False)
 
     def __call__(self) -> bool:
         """Look once."""
@@ -56,7 +60,11 @@ class Enough:
                 (self.folder / WATCH).touch(mode=0o600)
             if self._active == _TRIED_AFTER:
                 self._try_fewer_threads()
-        return self._began is not None and self.clock() - self._began >= _LONG_ENOUGH and self._active >= _IN_MOST_LOOKS
+        if self._began is None or self._active < _IN_MOST_LOOKS:
+            return False
+        if not self._seconds and self.clock() - self._began >= _ENOUGH_OF_SHORT_STEPS:
+            self._seconds = self._needed()
+        return self._seconds > 0 and self.clock() - self._began >= self._seconds
 
     @property
     def in_words(self) -> str:
@@ -64,6 +72,15 @@ class Enough:
         if self._began is None:
             return ""
         return f"recording what the script communicates, {duration(self.clock() - self._began)} so far"
+
+    def _needed(self) -> float:
+        """Seconds of recording that this script needs, by what was recorded so far."""
+        recording = recorded(self.folder)
+        if not recording.is_there or (self.folder / TRIAL).exists():
+            return _LONG_ENOUGH
+        steps = steps_of(recording)
+        are_many = steps.unit != "second" and _MANY * steps.seconds <= _ENOUGH_OF_SHORT_STEPS
+        return _ENOUGH_OF_SHORT_STEPS if are_many else _LONG_ENOUGH
 
     def _try_fewer_threads(self) -> None:
         trial = planned(recorded(self.folder), usable_cpus(), time.perf_counter())
@@ -92,7 +109,7 @@ def diagnosed(
     threads = max(one.threads for one in recording.processes)
     backend = "nccl" if any(p.device == "cuda" for one in recording.processes for p in one.sums) else "gloo"
 
-    def replay(programs: dict[str, Program]) -> dict[str, tuple[float, ...]] | str:
+    def replay(programs: dict[str, Program]) -> Replayed | str:
         ranks = len(next(iter(programs.values())).acts)
         if any(rank not in recording.of_rank for rank in range(ranks)):
             return "not all ranks were recorded on this host"
@@ -101,8 +118,8 @@ def diagnosed(
     return examined(recording, usable_cpus(), replay, say, rates)
 
 
-def replayed(plan: Replay, place: Path, environment: Mapping[str, str]) -> dict[str, tuple[float, ...]] | str:
-    """Do what the plan says; the seconds of each round of each program, or why it failed."""
+def replayed(plan: Replay, place: Path, environment: Mapping[str, str]) -> Replayed | str:
+    """Do what the plan says; how long each program took, or why it failed."""
     place.mkdir(mode=0o700, exist_ok=True)
     result = place / "result.json"
     (place / "plan.json").write_text(encode(plan), encoding="utf-8")
@@ -127,7 +144,7 @@ def replayed(plan: Replay, place: Path, environment: Mapping[str, str]) -> dict[
                 raise
             return f"doing the calls again took more than {_PATIENCE:.0f} s"
     try:
-        return dict(decode(result.read_text(encoding="utf-8"), Replayed).seconds)
+        return decode(result.read_text(encoding="utf-8"), Replayed)
     except (OSError, ValueError):
         return f"doing the calls again failed; see {place / 'log'}"
 

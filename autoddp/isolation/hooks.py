@@ -29,15 +29,21 @@ def when_imported(module: str, patch: Callable[[ModuleType], None]) -> None:
 def check_events(checks: Mapping[str, Callable[..., None]]) -> None:
     """Call `checks[event]` with the event's arguments before each of these audit events.
 
-    This is for good: an audit hook cannot be removed. Other events cost one look-up in `checks`.
+    This is for good: an audit hook cannot be removed. All checks share one, because Python calls each hook at each
+    event, and even `id` and `sys._getframe` are events. What nobody checks costs one look-up.
     """
+    if not _checks:
+        sys.addaudithook(_before_event)
+    for event, check in checks.items():
+        _checks[event] = (*_checks.get(event, ()), check)
 
-    def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        check = checks.get(event)
-        if check is not None:
-            check(*arguments)
 
-    sys.addaudithook(hook)
+_checks: dict[str, tuple[Callable[..., None], ...]] = {}
+
+
+def _before_event(event: str, arguments: tuple[Any, ...]) -> None:
+    for check in _checks.get(event, ()):
+        check(*arguments)
 
 
 def replace_everywhere(original: Any, make: Callable[[Any], Any]) -> None:

@@ -74,6 +74,9 @@ class Replay(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Replayed(Struct, frozen=True, forbid_unknown_fields=True):
-    """Seconds of each round, of each program: those of the rank that needed longest."""
+    """How long each program took."""
 
     seconds: dict[str, tuple[float, ...]]
+    """Seconds of each round, on the rank that needed longest."""
+    in_calls: dict[str, tuple[float, ...]]
+    """Mean seconds of a round for which each rank stood in calls."""

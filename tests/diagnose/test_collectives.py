@@ -22,6 +22,7 @@ from autoddp.diagnose.collectives.recording import (
     Recording,
     Sums,
     Use,
+    _without_start,
     _without_trial,
 )
 from autoddp.diagnose.collectives.steps import period_of, steps_of
@@ -29,7 +30,7 @@ from autoddp.diagnose.collectives.table import calls_of, different_calls, table
 from autoddp.report import communication_text
 from autoddp.tables import text_of
 from autoddp.wire.recorded_calls import CALLS, ThreadsTrial
-from autoddp.wire.replayed_calls import MAKE_GROUP, REST, WAIT, Program
+from autoddp.wire.replayed_calls import MAKE_GROUP, REST, WAIT, Program, Replayed
 
 PAIR = Group((0, 1), "pair", "gloo")
 
@@ -400,6 +401,21 @@ def test_where_calls_were_lost_all_of_the_time_counts() -> None:
     assert _without_trial(replace(lost, made=len(one.calls)), trial).seconds < one.seconds
 
 
+def test_what_ranks_do_at_their_start_is_no_part_of_the_steps() -> None:
+    """They wait for each other, and get the parameters from rank 0."""
+    (rank, _) = loop(100, where=(10,)).processes
+    at_start = [call(place(3, "barrier", "barrier"), 0, -8.0, 8.0)]
+    at_start += [call(place(5, "broadcast"), 1 + number, 0.5 + number * 1e-3, 1e-3) for number in range(5)]
+    began = [*at_start, *(replace(one, number=one.number + 6) for one in rank.calls)]
+    found = _without_start(process(0, began, made=len(began)))
+    assert {one.line for one in found.sums} == {10}
+    assert found.seconds == pytest.approx(rank.seconds)
+    few = [*at_start, *began[6:20]]
+    assert _without_start(process(0, few, made=len(few))).calls == few, "too few to tell"
+    other = [*rank.calls, *(replace(one, place=place(20), began=one.began + 9) for one in rank.calls)]
+    assert len(_without_start(process(0, other, made=len(other))).calls) == 200, "an evaluation that comes later"
+
+
 def test_what_a_rank_starts_beside_its_training_is_not_the_rank() -> None:
     """A process with an optimizer of its own, and no group, has RANK from the rank that has started it."""
     recording = loop(40)
@@ -616,12 +632,12 @@ def answered(changed: tuple[float, ...]) -> CommunicationDiagnosis:
     """The diagnosis of a loop in which rank 1 is late; whatever is changed takes so many seconds in each round."""
     recording = loop(60, late=6e-3)
 
-    def replay(programs: dict[str, Program]) -> dict[str, tuple[float, ...]]:
+    def replay(programs: dict[str, Program]) -> Replayed:
         assert "waiting_for_rank" in programs
         script = script_of(recording, steps_of(recording))
         assert script is not None
         as_written = (script.seconds, script.seconds * 1.01, script.seconds * 0.99, script.seconds)
-        return {name: as_written if name == "as written" else changed for name in programs}
+        return Replayed({name: as_written if name == "as written" else changed for name in programs}, {})
 
     return examined(recording, 2, replay, lambda line: None)
 
@@ -669,12 +685,10 @@ def test_no_more_is_saved_than_each_rank_stands_in_calls() -> None:
     assert script is not None
     saved = 3.5e-3 * script.covers
 
-    def replay(programs: dict[str, Program]) -> dict[str, tuple[float, ...]]:
+    def replay(programs: dict[str, Program]) -> Replayed:
         as_written = (script.seconds, script.seconds * 1.001, script.seconds * 0.999, script.seconds)
-        return {
-            name: as_written if name == "as written" else tuple(seconds - saved for seconds in as_written)
-            for name in programs
-        }
+        changed = tuple(seconds - saved for seconds in as_written)
+        return Replayed({name: as_written if name == "as written" else changed for name in programs}, {})
 
     said = examined(recording, 2, replay, lambda line: None)
     (found,) = [one for one in said.findings if one.cause == "small_collectives"]
@@ -682,11 +696,76 @@ def test_no_more_is_saved_than_each_rank_stands_in_calls() -> None:
     assert found.status == "suspected"
 
 
+@pytest.mark.parametrize(("longer", "counts"), [(1.0, 1.0), (1.5, 1 / 1.5), (0.8, 1.25)])
+def test_what_is_saved_of_calls_is_saved_in_proportion(longer: float, counts: float) -> None:
+    """In the script all ranks stand 3 ms of a step in calls; when they are done again, `longer` times that."""
+    recording = loop(60)
+    script = script_of(recording, steps_of(recording))
+    assert script is not None
+    calls = 3e-3 * script.covers
+
+    def replay(programs: dict[str, Program]) -> Replayed:
+        took = script.seconds + (longer - 1) * calls
+        rounds = {name: [took * noise for noise in (1.0, 1.001, 0.999, 1.0)] for name in programs}
+        for name in programs:
+            if name == "small_collectives":
+                rounds[name] = [seconds - longer * calls / 2 for seconds in rounds[name]]
+        return Replayed(
+            {name: tuple(of_it) for name, of_it in rounds.items()}, {"as written": (longer * calls, longer * calls)}
+        )
+
+    said = examined(recording, 2, replay, lambda line: None)
+    (found,) = [one for one in said.findings if one.cause == "small_collectives"]
+    assert found.seconds == pytest.approx(1.5e-3, rel=0.05)
+    assert found.status == "proved"
+    assert ("in that proportion" in found.text) is (abs(counts - 1) > 0.1)
+
+
+def test_no_price_is_above_the_step() -> None:
+    """Eight ranks on two cores, whose steps take three times as long when they are done again."""
+    look = Look(seconds=10.0, cpu_of_thread=2.0, cpu_of_process=2.5, waited_of_thread=4.0)
+    ranks = []
+    for pair in range(4):
+        group = Group((2 * pair, 2 * pair + 1), f"pair {pair}", "gloo")
+        calls = [call(place(10, group=group), number, 1.0 + number * 2e-3, 1.9e-3) for number in range(500)]
+        ranks += [replace(process(rank, calls, look=look), ranks=8) for rank in group.ranks]
+    recording = Recording(tuple(ranks))
+
+    def replay(programs: dict[str, Program]) -> Replayed:
+        slow, quick = (1.2, 1.21, 1.19), (0.05, 0.051, 0.049)
+        return Replayed({name: slow if name == "as written" else quick for name in programs}, {})
+
+    said = examined(recording, 2, replay, lambda line: None)
+    (found,) = [one for one in said.findings if one.cause == "oversubscribed_cores"]
+    assert 0.5 * said.steps.seconds < found.seconds < said.steps.seconds
+
+
+def test_groups_that_never_meet_are_done_again_for_as_many_of_their_steps_as_usual() -> None:
+    """Where cores are short one pair stands still while another one makes hundreds of calls."""
+    ranks = []
+    for pair, (late, quick) in enumerate(((2e-3, 0.5e-3), (0.5e-3, 2e-3))):
+        group = Group((2 * pair, 2 * pair + 1), f"pair {pair}", "gloo")
+        calls, now = [], 1.0
+        for number in range(2000):
+            apart = late if now < 1.5 else quick  # the same calls in all, in another order
+            calls.append(call(place(10, group=group), number, now, 0.9 * apart))
+            now += apart
+        ranks += [replace(process(rank, calls), ranks=4) for rank in group.ranks]
+    recording = Recording(tuple(ranks))
+    script = script_of(recording, steps_of(recording))
+    assert script is not None
+    often = {rank: sum(one.act.call != REST for one in of_rank) for rank, of_rank in script.played.items()}
+    paces = {one.rank: one.seconds / len(one.calls) for one in recording.processes}
+    for rank, calls in often.items():
+        assert calls * paces[rank] == pytest.approx(0.4, rel=0.05)
+    assert script.seconds == pytest.approx(0.4, rel=0.05)
+
+
 def test_a_replay_unlike_the_script_refutes_nothing() -> None:
     recording = loop(60, late=6e-3)
 
-    def replay(programs: dict[str, Program]) -> dict[str, tuple[float, ...]]:
-        return dict.fromkeys(programs, (0.1, 0.1, 0.1))  # a quarter of what the script took
+    def replay(programs: dict[str, Program]) -> Replayed:
+        return Replayed(dict.fromkeys(programs, (0.1, 0.1, 0.1)), {})  # a quarter of what the script took
 
     said = examined(recording, 2, replay, lambda line: None)
     assert said.findings == []

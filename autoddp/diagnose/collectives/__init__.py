@@ -4,7 +4,8 @@ recording    what the ranks have recorded, as plain data
 table        each place with its calls, bytes, time, waiting, and the rank that comes last
 ends         when steps end, while the script runs
 steps        where a step ends in a script that may have no optimizer
-program      the last steps in a form that can be done again
+stretches    the part of a recording that is done again
+program      that part in a form that can be done again
 merging      several calls as one, or side by side
 fewer_threads  whether ranks with fewer threads would be faster, tried while the script runs
 cause        what a cause is: when it is suspected, what is changed to price it
@@ -18,5 +19,6 @@ from autoddp.diagnose.collectives.examination import examined
 from autoddp.diagnose.collectives.fewer_threads import planned
 from autoddp.diagnose.collectives.findings import CommunicationDiagnosis
 from autoddp.diagnose.collectives.recording import calls_made, recorded
+from autoddp.diagnose.collectives.steps import steps_of
 
-__all__ = ["CAUSES", "CommunicationDiagnosis", "calls_made", "examined", "planned", "recorded"]
+__all__ = ["CAUSES", "CommunicationDiagnosis", "calls_made", "examined", "planned", "recorded", "steps_of"]

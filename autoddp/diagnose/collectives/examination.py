@@ -18,17 +18,19 @@ from autoddp.diagnose.collectives.findings import CommunicationDiagnosis
 from autoddp.diagnose.collectives.program import Script
 from autoddp.diagnose.collectives.recording import Recording
 from autoddp.diagnose.collectives.steps import steps_of
+from autoddp.diagnose.collectives.stretches import joined
 from autoddp.diagnose.collectives.table import different_calls, table
 from autoddp.diagnose.findings import WORTHWHILE, Finding
 from autoddp.timing import difference
 from autoddp.units import milliseconds, percent, ranks_text
-from autoddp.wire.replayed_calls import Program
+from autoddp.wire.replayed_calls import Program, Replayed
 
-Rounds = dict[str, tuple[float, ...]]
-Replays = Callable[[dict[str, Program]], Rounds | str]
-"""Does programs again; the seconds of each round of each, or why it could not."""
+Replays = Callable[[dict[str, Program]], Replayed | str]
+"""Does programs again; how long each took, or why it could not."""
 _AS_WRITTEN = "as written"
 _UNLIKE = 0.25  # share by which the steps as written may differ when they are done again
+_ALIKE = 0.1  # share by which calls may differ when they are done again, and nothing is said of it
+_MOST_TIMES = 2.0  # that calls may take, of what they take in the script, to be of use
 _A_ROUND = 12.0  # seconds of all programs together: three rounds, at least, have to come to their end within a minute
 
 
@@ -48,21 +50,21 @@ def examined(
     script = script_of(recording, steps) if not different else None
     job = Job(recording, steps, rows, script, cores, rates or {})
     suspected = [one for one in suspicions(job) if one.guess >= WORTHWHILE * job.step]
-    rounds: Rounds | str = "nothing that all ranks do together was recorded"
+    again: Replayed | str = "nothing that all ranks do together was recorded"
     if script is not None:
         programs = _programs_in_time(suspected, script)
         if len(programs) > 1:
             say(f"doing the last {milliseconds(script.seconds)} ms of the calls again, as written and changed")
-            rounds = replay(programs)
-    if isinstance(rounds, str):
-        suspected = [replace(one, changed=None, why_not=one.why_not or rounds) for one in suspected]
-        rounds, replayed = {}, ""
+            again = replay(programs)
+    if isinstance(again, str):
+        suspected = [replace(one, changed=None, why_not=one.why_not or again) for one in suspected]
+        again, replayed = Replayed({}, {}), ""
     else:
-        replayed = _replayed(job, rounds)
-    judged = [finding for one in suspected if (finding := _judged(one, job, rounds)) is not None]
+        replayed = _replayed(job, again)
+    judged = [finding for one in suspected if (finding := _judged(one, job, again)) is not None]
     findings = [one for one in judged if one.low is None or one.low > 0]
     undecided = [one for one in judged if one not in findings]
-    tried = {*rounds, *(one.cause for one in suspected if one.measured is not None)}
+    tried = {*again.seconds, *(one.cause for one in suspected if one.measured is not None)}
     findings.sort(key=lambda one: (one.status != "proved", one.cause not in tried, -one.seconds))
     return CommunicationDiagnosis(
         steps=steps,
@@ -102,9 +104,9 @@ def _suspected(one: Suspicion, job: Job, why: str) -> Finding:
     )
 
 
-def _judged(one: Suspicion, job: Job, rounds: Rounds) -> Finding | None:
+def _judged(one: Suspicion, job: Job, again: Replayed) -> Finding | None:
     """What the replay says of a suspicion; None where it refutes it."""
-    script, unit = job.script, job.steps.unit
+    script, unit, rounds = job.script, job.steps.unit, again.seconds
     if one.measured is not None:
         return _priced(one, job, *one.measured, f"{one.seen}. In the running script, in turns, a {unit} takes")
     changed = rounds.get(one.cause)
@@ -118,11 +120,12 @@ def _judged(one: Suspicion, job: Job, rounds: Rounds) -> Finding | None:
         if (seconds := rounds.get(f"{one.cause}: {words}"))
     ]
     seen = f"{one.seen}. Done again by processes of autoddp's own, a {unit} takes"
-    found = _priced(one, job, before, after, seen, beside)
+    counts, why = _counts(one, job, again)
+    found = _priced(one, job, before, after, seen, beside, counts, why)
     if found is None and _apart(job, rounds[_AS_WRITTEN]) > _UNLIKE:
         # What was done again is not what the script does: that refutes nothing. It is told under `not_measured`.
-        why = "steps took another time when they were done again"
-        return replace(_suspected(one, job, why), low=0.0, high=one.guess)
+        why_not = "steps took another time when they were done again"
+        return replace(_suspected(one, job, why_not), low=0.0, high=one.guess)
     if found is not None and _apart(job, rounds[_AS_WRITTEN]) > _UNLIKE:
         took = milliseconds(script.seconds / script.covers)
         uncertain = f"{found.text}. The script itself took {took} ms, so the price is uncertain"
@@ -145,19 +148,47 @@ def _least_in_calls(job: Job) -> float:
     A step takes each of them as long: its gaps and its calls. Without any of the calls the gaps are left. So no change
     of calls saves more than that of the rank which stands in them for the shortest time.
     """
-    least: dict[frozenset[int], float] = {}
+    stands: dict[int, float] = {}
     for rank, process in job.recording.of_rank.items():
-        met = {rank}.union(*(place.group.ranks for place in process.sums if place.group is not None))
-        stands = sum(
+        in_calls = sum(
             one.seconds
             for place, one in process.sums.items()
             if place.is_for_objects or place.is_about_groups or (place.group and "object" not in place.collective)
         )
-        share = stands / process.seconds if process.seconds else 1.0
-        joined = [ranks for ranks in least if ranks & met]
-        together = frozenset(met).union(*joined)
-        least[together] = min([share * job.step, *(least.pop(ranks) for ranks in joined)])
-    return max(least.values(), default=0.0)
+        stands[rank] = job.step * (in_calls / process.seconds if process.seconds else 1.0)
+    return _least(job.recording, stands)
+
+
+def _least(recording: Recording, stands: Mapping[int, float]) -> float:
+    """The least of ranks that wait for each other; of those that never meet, that of the ranks for which it is most."""
+    met = [
+        {rank}.union(*(place.group.ranks for place in process.sums if place.group is not None))
+        for rank, process in recording.of_rank.items()
+    ]
+    return max((min(stands[rank] for rank in ranks if rank in stands) for ranks in joined(met)), default=0.0)
+
+
+def _counts(one: Suspicion, job: Job, again: Replayed) -> tuple[float, str]:
+    """How much of a difference in the replay counts in the script, and why it is not all; "" where it nearly is.
+
+    The same calls may take longer in the replay, where cores are short, or less. What a change saves of them it saves
+    in proportion.
+    """
+    assert job.script is not None
+    there = statistics.fmean(again.seconds[_AS_WRITTEN]) / job.script.covers
+    here = job.script.seconds / job.script.covers
+    what, least = "The script itself took", 0.0
+    in_calls = dict(enumerate(again.in_calls.get(_AS_WRITTEN, ())))
+    if one.is_bounded and not one.shortens_gaps and in_calls:
+        there, here = _least(job.recording, in_calls) / job.script.covers, _least_in_calls(job)
+        least = 1 / _MOST_TIMES
+        what = f"Of that all ranks stand {milliseconds(there)} ms in calls; in the script it is"
+    if not there or not here:
+        return 1.0, ""
+    counts = min(max(here / there, least), _MOST_TIMES)
+    if abs(counts - 1) <= _ALIKE:
+        return counts, ""
+    return counts, f"{what} {milliseconds(here)} ms, and the price counts in that proportion"
 
 
 def _priced(
@@ -167,21 +198,26 @@ def _priced(
     after: Sequence[float],
     seen: str,
     beside: Sequence[tuple[float, str]] = (),
+    counts: float = 1.0,
+    why: str = "",
 ) -> Finding | None:
-    """What a suspicion costs, by seconds of a step as written and changed; None where it is not worth while."""
+    """What a suspicion costs, by seconds of a step as written and changed; None where it is not worth while.
+
+    `counts`, `why`: see `_counts`.
+    """
     price = difference(before, after)
-    if price.seconds < WORTHWHILE * job.step:
+    if price.seconds * counts < WORTHWHILE * job.step:
         return None
     changed = [(statistics.fmean(after), one.tried), *beside]
     others = "; ".join(f"{milliseconds(seconds)} ms with {words}" for seconds, words in changed)
     return Finding(
         one.cause,
         one.ranks,
-        price.seconds,
-        price.low,
-        price.high,
+        price.seconds * counts,
+        price.low * counts,
+        price.high * counts,
         "proved" if price.sure else "suspected",
-        f"{seen} {milliseconds(statistics.fmean(before))} ms as written and {others}",
+        f"{seen} {milliseconds(statistics.fmean(before))} ms as written and {others}{f'. {why}' if why else ''}",
         one.fix,
         one.lines,
     )
@@ -193,12 +229,12 @@ def _apart(job: Job, as_written: Sequence[float]) -> float:
     return abs(statistics.fmean(as_written) / job.script.seconds - 1) if job.script.seconds else 0.0
 
 
-def _replayed(job: Job, rounds: Rounds) -> str:
+def _replayed(job: Job, again: Replayed) -> str:
     assert job.script is not None
-    again = statistics.fmean(rounds[_AS_WRITTEN]) / job.script.covers
+    took = statistics.fmean(again.seconds[_AS_WRITTEN]) / job.script.covers
     return (
         f"a {job.steps.unit} took {milliseconds(job.script.seconds / job.script.covers)} ms in the script and "
-        f"{milliseconds(again)} ms when its calls were done again"
+        f"{milliseconds(took)} ms when its calls were done again"
     )
 
 

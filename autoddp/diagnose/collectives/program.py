@@ -17,21 +17,17 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise
 
 from autoddp.codec import replace as replace_struct
-from autoddp.diagnose.collectives.recording import Call, Group, Place, Process, Recording
+from autoddp.diagnose.collectives.recording import OFTEN, Call, Group, Place, Process, Recording
 from autoddp.diagnose.collectives.steps import Steps
+from autoddp.diagnose.collectives.stretches import LONGEST_STEP, MOST_CALLS, stretches_of
 from autoddp.wire.recorded_calls import SHORT_GAP
 from autoddp.wire.replayed_calls import CALLS, DESTROY_GROUP, MAKE_GROUP, OBJECTS, REST, WAIT, Act, Program
 
 NO_CALL = (-1, 0)
 """`Played.key` of what is no call of a group."""
-_LONGEST = 0.4  # seconds of the script that are done again in one round; more where one step takes longer
-_LONGEST_STEP = 3.0
-_MOST = 3_000  # calls of one rank in one round
 _MAKES, _DESTROYS = "new_group", "destroy_process_group"
-_FEWEST_CALLS = 3  # of a place that is a part of the steps
 _FEWEST_SEEN = 0.3  # of the recording must lie between the looks at the kernel's accounts, to divide gaps by them
 _A_CALL = 1e-4  # seconds that a thread computes in a call that returns at once, at most
 _UNKNOWN = -1.0
@@ -96,20 +92,22 @@ class Script:
         """The calls that come right after the call of their group before them, with little between.
 
         A process that loses its core has a long gap there, and the others of its group have none. So it counts if the
-        gap is short on one rank: between two steps it is long on all of them.
+        gap is short on one rank: between two steps it is long on all of them. It is compared with what calls of a place
+        usually take: a single one may be quick by chance, and Python's work between two calls is slow where cores are
+        short.
         """
         follows: dict[tuple[int, int], bool] = {}
         soon: set[tuple[int, int]] = set()
         for of_rank in self.played.values():
+            usual = _usual_seconds(of_rank)
             before: Played | None = None
             for one in of_rank:
                 group, number = one.key
                 adjacent = before is not None and before.key == (group, number - 1)
                 alike = before is not None and before.act.call == one.act.call and before.act.waits == one.act.waits
                 follows[one.key] = follows.get(one.key, True) and adjacent and alike
-                if before is not None and one.act.computes + one.act.sleeps <= max(
-                    _LITTLE, _SHARE * before.call.seconds
-                ):
+                little = _LITTLE if before is None else max(_LITTLE, _SHARE * usual[before.call.place])
+                if before is not None and one.act.computes + one.act.sleeps <= little:
                     soon.add(one.key)
                 before = one
         return {key for key, holds in follows.items() if holds and key in soon}
@@ -133,7 +131,15 @@ def _acts(played: Sequence[Played]) -> Iterator[Act]:
 
 
 _LITTLE = 3e-5  # seconds between two calls, from which something is computed between them
-_SHARE = 0.3  # of a call, likewise: Python's own work between two calls takes longer where cores are short
+_SHARE = 0.5  # of a call, likewise
+
+
+def _usual_seconds(played: Sequence[Played]) -> dict[Place, float]:
+    """Place → the median seconds of its calls."""
+    found: dict[Place, list[float]] = {}
+    for one in played:
+        found.setdefault(one.call.place, []).append(one.call.seconds)
+    return {place: statistics.median(seconds) for place, seconds in found.items()}
 
 
 def script_of(recording: Recording, steps: Steps) -> Script | None:
@@ -146,28 +152,28 @@ def script_of(recording: Recording, steps: Steps) -> Script | None:
     }
     if not whole:
         return None
-    ends = sorted(max(call.ended for call in calls.values()) for calls in whole.values())
-    length = min(max(_LONGEST, 1.2 * steps.seconds if steps.unit != "second" else 0.0), _LONGEST_STEP)
-    # The last calls may be those behind the loop.
-    end = min(ends[-1] if len(ends) < 10 else ends[-1 - len(ends) // 20], _all_are_there_until(whole.values()))
-    begin, end = _whole_steps(recording, steps, whole.values(), end - length, end)
     called = sorted({group for group, _ in whole})
+    stretches = stretches_of(recording, steps, whole)
     place = {group: number for number, group in enumerate(called)}
     taken: _Taken = {rank: [] for rank in recording.of_rank}
     for (group, number), calls in whole.items():
+        stretch = stretches[group.ranks[0]]
         began = min(call.began for call in calls.values())
-        if began >= begin and max(call.ended for call in calls.values()) <= end:
+        if began >= stretch.begin and max(call.ended for call in calls.values()) <= stretch.end:
             # Ranks may give more or less, as in an all-to-all of experts. It takes as long as the most of it; and what
             # is done again has pieces of one size, which must be the same on all ranks.
             most = max(call.bytes for call in calls.values())
             for rank, call in calls.items():
                 taken[rank].append((call.began, (place[group], number), replace(call, bytes=most)))
-    if max(map(len, taken.values())) > _MOST:
-        taken = _shorter(taken)
+    longest = stretches.get(recording.longest.rank)
+    count = 0.0 if longest is None else longest.steps
+    if max(map(len, taken.values())) > MOST_CALLS:
+        taken, count = _shorter(taken), 0.0
     if not any(taken.values()):
         return None
     # Groups that are made meanwhile: one after another takes the place of those that have the same ranks.
-    made = _made(recording, min(of_rank[0] for of_rank in map(sorted, taken.values()) if of_rank)[0], end)
+    begin = min(of_rank[0] for of_rank in map(sorted, taken.values()) if of_rank)[0]
+    made = _made(recording, begin, max(stretch.end for stretch in stretches.values()))
     slots = sorted({Group(group.ranks) for group in made.groups})
     groups = (*called, *slots)
     slot_of = {group.name: len(called) + slots.index(Group(group.ranks)) for group in made.groups}
@@ -181,64 +187,12 @@ def script_of(recording: Recording, steps: Steps) -> Script | None:
     played = {rank: of_rank for rank, (of_rank, _) in done.items()}
     spans = [(_until(of_rank[-1]) - of_rank[0].call.began, cut) for of_rank, cut in done.values()]
     seconds = max(span - cut for span, cut in spans)
-    covers = max(span for span, _ in spans) / steps.seconds if steps.seconds > 0 else 1.0
+    covers = count or (max(span for span, _ in spans) / steps.seconds if steps.seconds > 0 else 1.0)
+    if count and len(set(stretches.values())) > 1:  # the time that one of them happened to get tells little
+        seconds = covers * steps.seconds
     pauses = {rank: _pause(recording.of_rank[rank]) for rank in played}
     builds = frozenset[Place]().union(*(one.builds for one in recording.of_rank.values()))
     return Script(groups, played, covers, seconds, max(recording.world, max(played) + 1), pauses, builds)
-
-
-def _whole_steps(
-    recording: Recording, steps: Steps, whole: Iterable[dict[int, Call]], begin: float, end: float
-) -> tuple[float, float]:
-    """The stretch from the end of a step to that of another; as it is, where nothing is called between such two.
-
-    A stretch of few steps that ends in the middle of their calls has more of them, for the gaps that it has, than the
-    steps have.
-    """
-    longest = max(recording.of_rank.values(), key=lambda one: one.seconds)
-    marks = [at for at in _ends_of_steps(longest, steps) if at <= end]
-    inside = [at for at in marks if at >= begin]
-    chosen = inside if len(inside) > 1 else marks[-2:]
-    if len(chosen) < 2:
-        return begin, end
-    first, last = chosen[0], chosen[-1]
-    spans = [(min(one.began for one in calls.values()), max(one.ended for one in calls.values())) for calls in whole]
-    within = [(began, ended) for began, ended in spans if began >= first and ended <= last]
-    # A pause before and behind them may be longer: it is cut.
-    fits = within and max(ended for _, ended in within) - min(began for began, _ in within) <= _LONGEST_STEP
-    return (first, last) if fits else (begin, end)
-
-
-def _ends_of_steps(process: Process, steps: Steps) -> list[float]:
-    """When steps of a rank end: where its optimizer steps, else in the longest gap between calls that repeat."""
-    by_optimizer = Counter(call.place for call in process.calls if call.place.is_step)
-    if not steps.period and by_optimizer:
-        place = by_optimizer.most_common(1)[0][0]
-        return _before_calls(process, place)
-    calls = [call for call in process.calls if call.place.repeats_in_steps]
-    if not steps.period or len(calls) < 2:
-        return []
-    # Where nothing is open: a call that is waited for behind such a place would be left out of all of its steps.
-    gaps = [(before.ended + after.began) / 2 for before, after in pairwise(calls)]
-    lengths = [max(0.0, after.began - before.ended) for before, after in pairwise(calls)]
-    longest = max(range(min(steps.period, len(gaps))), key=lambda first: sum(lengths[first :: steps.period]))
-    return gaps[longest :: steps.period]
-
-
-def _before_calls(process: Process, step: Place) -> list[float]:
-    """When steps of that optimizer end, of those behind which something is called before the next one ends.
-
-    A script may call only in every hundredth step: then a hundred of them are what its calls count for.
-    """
-    found: list[float] = []
-    at = 0.0
-    for call in process.calls:
-        if call.place == step:
-            at = call.began
-        elif at and call.place.group is not None:
-            found.append(at)
-            at = 0.0
-    return found
 
 
 def _until(last: Played) -> float:
@@ -247,14 +201,14 @@ def _until(last: Played) -> float:
 
 
 def _called_often(recording: Recording) -> set[Place]:
-    """The places that are called again and again: what a script does once, at its end for example, is no step of it."""
+    """The places that are called again and again."""
     counts: Counter[Place] = Counter()
     for process in recording.of_rank.values():
         of_it: Counter[Place] = Counter()
         for place, sums in process.sums.items():
             of_it[place.of_any_group] += sums.count
         counts |= of_it
-    return {place for place, count in counts.items() if count >= _FEWEST_CALLS}
+    return {place for place, count in counts.items() if count >= OFTEN}
 
 
 def _can_be_done(calls: Iterable[Call]) -> bool:
@@ -262,16 +216,6 @@ def _can_be_done(calls: Iterable[Call]) -> bool:
         (call.place.collective in OBJECTS if "object" in call.place.collective else call.place.method in CALLS)
         for call in calls
     )
-
-
-def _all_are_there_until(calls: Iterable[dict[int, Call]]) -> float:
-    """When the first rank has made its last call, of the ranks that call as often as others: pairs end apart."""
-    ends: dict[int, list[float]] = {}
-    for of_ranks in calls:
-        for rank, call in of_ranks.items():
-            ends.setdefault(rank, []).append(call.ended)
-    usual = statistics.median(len(of_rank) for of_rank in ends.values())
-    return min(max(of_rank) for of_rank in ends.values() if 2 * len(of_rank) >= usual)
 
 
 _Taken = dict[int, list[tuple[float, tuple[int, int], Call]]]
@@ -324,9 +268,9 @@ def _made(recording: Recording, begin: float, end: float) -> _Made:
 
 
 def _shorter(taken: _Taken) -> _Taken:
-    """The last `_MOST` calls of the rank that has the most, and of all others those of the same numbers or later."""
+    """The last `MOST_CALLS` of the rank that has the most, and of all others those of the same numbers or later."""
     busiest = max(taken, key=lambda rank: len(taken[rank]))
-    begin = sorted(taken[busiest])[-_MOST][0]
+    begin = sorted(taken[busiest])[-MOST_CALLS][0]
     dropped = {key for of_rank in taken.values() for began, key, _ in of_rank if began < begin}
     return {rank: [one for one in of_rank if one[1] not in dropped] for rank, of_rank in taken.items()}
 
@@ -391,7 +335,7 @@ def _played(
         about_groups = None if behind.place.group else Act(MAKE_GROUP)
         computes, sleeps = rank.gap_before(behind, behind.began, about_groups)
         # No call needs more of it to be hidden there, and a replay should not take minutes.
-        share = min(1.0, _LONGEST_STEP / max(gap, 1e-9))
+        share = min(1.0, LONGEST_STEP / max(gap, 1e-9))
         made = [*rest(computes * share, sleeps * share, replace(found[-1], call=behind))]
         found += made
         cut = gap * (1.0 - share) if made else 0.0

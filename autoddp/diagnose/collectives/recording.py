@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -41,6 +42,11 @@ from autoddp.wire.recorded_calls import (
     mapped,
     names,
 )
+
+OFTEN = 3
+"""Calls of a place that is a part of the steps, at least: what a script does once, at its end for example, is none."""
+
+_MANY = 20  # calls of a place, from which it is surely no part of the start
 
 
 @dataclass(frozen=True, order=True)
@@ -237,6 +243,11 @@ class Recording:
         # What a rank has started beside its training, and what steps there without a group, is not the rank.
         return {one.rank: one for one in sorted(self.processes, key=lambda one: (one.calls_groups, one.began))}
 
+    @property
+    def longest(self) -> Process:
+        """The rank that was recorded for the longest time."""
+        return max(self.of_rank.values(), key=lambda one: one.seconds)
+
     @cached_property
     def groups(self) -> list[Group]:
         """All groups that were called."""
@@ -293,7 +304,7 @@ def recorded(folder: Path) -> Recording:
         with contextlib.suppress(OSError, ValueError):
             found = _process(path)
             if found is not None:
-                processes.append(found if trial is None else _without_trial(found, trial))
+                processes.append(_without_start(found if trial is None else _without_trial(found, trial)))
     return Recording(tuple(processes), trial)
 
 
@@ -323,6 +334,22 @@ def _without_trial(process: Process, trial: ThreadsTrial) -> Process:
         sums=_sums(calls) if is_whole else process.sums,
         seconds=last - first if is_whole else process.seconds,
     )
+
+
+def _without_start(process: Process) -> Process:
+    """The process without the calls before its first step: in these, ranks wait for others that start later.
+
+    A step is made of what is called many times, and not only in the first tenth of all calls. Where nothing is, or the
+    ring has lost calls, it is all of the process.
+    """
+    counts = Counter(call.place.of_any_group for call in process.calls)
+    later = {call.place.of_any_group for call in process.calls[len(process.calls) // 10 :]}
+    often = {place for place in later if counts[place] >= _MANY and place.repeats_in_steps}
+    first = next((n for n, call in enumerate(process.calls) if call.place.of_any_group in often), 0)
+    if not first or process.made > CALLS:
+        return process
+    calls = process.calls[first:]
+    return replace(process, calls=calls, sums=_sums(calls), seconds=max(call.ended for call in calls) - calls[0].began)
 
 
 def _sums(calls: Sequence[Call]) -> dict[Place, Sums]:

@@ -29,7 +29,7 @@ class Steps:
 
 def steps_of(recording: Recording) -> Steps:
     """The step of a recorded script."""
-    longest = max(recording.of_rank.values(), key=lambda one: one.seconds)
+    longest = recording.longest
     by_optimizer = _of_an_optimizer(longest)
     if by_optimizer is not None:
         return by_optimizer

@@ -24,10 +24,13 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from autoddp import codec
 from autoddp.network.loopback import ADDRESS, store_on_loopback
+from autoddp.timing import difference
 from autoddp.wire.replayed_calls import DESTROY_GROUP, MAKE_GROUP, OBJECTS, REST, WAIT, Act, Program, Replay, Replayed
 
 _PATIENCE = timedelta(seconds=20)  # for one call
 _FEWEST, _MOST = 3, 24  # rounds
+_FEWEST_TO_KNOW = 6  # rounds, before which an interval may be narrow by chance
+_WELL_ENOUGH = 0.05  # of a price, to both sides
 _OVERHEAD = 3e-6  # seconds of this file's own between two calls; the script's Python is in its gaps
 _SLEEPS = 1e-4  # shorter than this the kernel does not sleep
 _MOST_TURNS = 100  # of computing and sleeping in one gap
@@ -109,6 +112,7 @@ def _rank(plan: Replay, rank: int, port: int, result: Path) -> None:
         run.once(with_gaps=False)
     names = list(runs)
     seconds: dict[str, list[float]] = {name: [] for name in names}
+    connecting = {name: run.in_calls for name, run in runs.items()}
     until, number = time.monotonic() + plan.seconds, 0
     while number < _MOST:
         for name in names if number % 2 == 0 else reversed(names):
@@ -117,14 +121,27 @@ def _rank(plan: Replay, rank: int, port: int, result: Path) -> None:
             dist.all_reduce(took, op=dist.ReduceOp.MAX)
             seconds[name].append(float(took))
         number += 1
-        goes_on = torch.tensor([int(number < _FEWEST or time.monotonic() < until)], device=device)
+        is_over = time.monotonic() >= until or _is_known(seconds, names)
+        goes_on = torch.tensor([int(number < _FEWEST or not is_over)], device=device)
         dist.broadcast(goes_on, src=0)
         if not int(goes_on):
             break
-    dist.barrier()
+    in_calls = torch.tensor([(run.in_calls - connecting[name]) / number for name, run in runs.items()], device=device)
+    of_ranks = [torch.zeros_like(in_calls) for _ in range(plan.ranks)]
+    dist.all_gather(of_ranks, in_calls)
     if rank == 0:
-        text = codec.encode(Replayed({name: tuple(of_it) for name, of_it in seconds.items()}))
+        rounds = {name: tuple(of_it) for name, of_it in seconds.items()}
+        stood = dict(zip(names, zip(*(of_rank.tolist() for of_rank in of_ranks), strict=True), strict=True))
+        text = codec.encode(Replayed(rounds, stood))
         result.write_text(text, encoding="utf-8")
+
+
+def _is_known(seconds: dict[str, list[float]], names: list[str]) -> bool:
+    """Whether the rounds tell well enough what each change gives, beside the first program."""
+    if len(seconds[names[0]]) < _FEWEST_TO_KNOW:
+        return False
+    gains = [difference(seconds[names[0]], seconds[name]) for name in names[1:]]
+    return all(one.high - one.low <= 2 * _WELL_ENOUGH * abs(one.seconds) for one in gains)
 
 
 def _late() -> float:
@@ -149,6 +166,8 @@ class _Run:
         self._data: dict[tuple[str, int, int, int], Any] = {}
         self._pending: dict[int, Any] = {}  # by the place of the act that has started it
         self._left: list[Any] = []
+        self.in_calls = 0.0
+        """Seconds that this rank has stood in calls so far, and in waits for their ends."""
         for act in self._acts:
             self._tensors(act)
 
@@ -162,22 +181,30 @@ class _Run:
         for number, act in enumerate(self._acts):
             if with_gaps:
                 self._gap(act)
-            if act.call == WAIT:
-                self._wait(number - act.after if act.after else None)
-            elif act.call == MAKE_GROUP:
-                self._left.append(self._groups[act.group])
-                self._groups[act.group] = self._new_group(self._ranks[act.group])
-            elif act.call == DESTROY_GROUP:
-                dist.destroy_process_group(self._groups[act.group])
-                self._groups[act.group] = None
-            elif act.call != REST:
-                self._call(act, number)
+            called = time.perf_counter()
+            self._do(act, number)
+            self.in_calls += time.perf_counter() - called
+        called = time.perf_counter()
         self._wait()
+        self.in_calls += time.perf_counter() - called
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         took = time.perf_counter() - began
         self._destroy_those_left()
         return took
+
+    def _do(self, act: Act, number: int) -> None:
+        """Do what comes behind the gap. `number`: the place of the act."""
+        if act.call == WAIT:
+            self._wait(number - act.after if act.after else None)
+        elif act.call == MAKE_GROUP:
+            self._left.append(self._groups[act.group])
+            self._groups[act.group] = self._new_group(self._ranks[act.group])
+        elif act.call == DESTROY_GROUP:
+            dist.destroy_process_group(self._groups[act.group])
+            self._groups[act.group] = None
+        elif act.call != REST:
+            self._call(act, number)
 
     def _gap(self, act: Act) -> None:
         """Compute and sleep in turns, as the script: ranks that share cores compute there while others sleep.

@@ -64,6 +64,9 @@ logger = get_logger(__name__)
 _FIRST_LOOKS = 0.1  # seconds between the first two looks at the process as a whole; a script may end within a second
 _LOOKS = 2.0  # seconds between later ones: a look takes some milliseconds
 _WAITED_FOR = 4_096  # calls whose end something may still wait for; a script that waits for none must not fill memory
+_address: Callable[[object], int] = object.__hash__
+"""A number that no two objects have at one time. `id` would give one too, but each call of it is an audit event, for
+which the hook of the isolation runs; so is each look at a frame or at its code."""
 _NUMBERS, _COUNT, _WAIT = struct.Struct("11d"), struct.Struct("d"), struct.Struct("3d")
 _CALLS_AT, _BYTES_OF_A_CALL, _WAIT_AT, _CPU_WAITED_AT = 8 * CALLS_FROM, 8 * OF_A_CALL, 8 * 5, 8 * 9
 _GIVEN_ONE = ("allreduce", "broadcast", "reduce", "send", "recv", "recv_anysource", "allreduce_coalesced")
@@ -168,6 +171,7 @@ class CallRecorder:
         many of them there are is known for each function, so the frame behind them is the place, if it is none of
         torch's. Else all frames are looked at one by one.
         """
+        address = _address
         frame, depths, places, pending = sys._getframe, self._depths, self._places, self._pending
         pack, counts = _NUMBERS.pack_into, not method.startswith(_ONE_TO_ONE)
         has_root = method in _WITH_ROOT
@@ -176,11 +180,17 @@ class CallRecorder:
 
         def note(group: Any, args: Any, work: Any, began: float, returned: float) -> None:
             try:
-                direct = frame(2).f_code
-                script = frame(depths.get(id(direct), 2))
-                place = places.get((id(group), id(script.f_code), script.f_lasti, method))
+                caller = script = frame(2)
+                direct = caller.f_code
+                if inside := depths.get(address(direct), 0):
+                    for _ in range(inside):
+                        script = script.f_back  # type: ignore[assignment]  # they were there the first time
+                    code = script.f_code
+                else:
+                    code = direct
+                place = places.get((address(group), address(code), script.f_lasti, method))
                 if place is None:
-                    place = self._place(method, group, args, frame(2), counts)
+                    place = self._place(method, group, args, caller, counts)
                 shared = self._shared
                 assert shared is not None
                 is_known = began - self._back > SHORT_GAP and this_thread() == self._thread
@@ -201,13 +211,13 @@ class CallRecorder:
                     pack(shared, at, place.number, number, size, began, returned, returned, returned, 1, cpu, 0, root)
                 else:
                     pack(shared, at, place.number, number, size, began, returned, 0, 0, 0, cpu, 0, root)
-                    pending[id(work)] = (at, place, direct)
+                    pending[address(work)] = (at, place, direct)
                 _COUNT.pack_into(shared, 0, made + 1)
                 place.count += 1
                 place.bytes += size
                 place.in_calls += returned - began
                 if self._watch is not None:
-                    self._watch.called(id(work), int(place.number), args, began, returned)
+                    self._watch.called(address(work), int(place.number), args, began, returned)
                 if returned > self._look_after:
                     self._look(returned)
             except Exception as error:
@@ -217,7 +227,7 @@ class CallRecorder:
 
     def waited(self, work: Any, began: float, ended: float) -> None:
         """See `Recorder`. It must be called by the patched method itself."""
-        found = self._pending.pop(id(work), None)
+        found = self._pending.pop(_address(work), None)
         shared = self._shared
         if found is None or shared is None:
             return
@@ -232,7 +242,7 @@ class CallRecorder:
             place.in_waits += ended - began
             self._back = ended
             if self._watch is not None:
-                self._watch.waited(id(work), began, ended, is_blocking)
+                self._watch.waited(_address(work), began, ended, is_blocking)
                 self._begin_or_end_watch(ended)
             elif self._wants_watch:
                 self._begin_or_end_watch(ended)
@@ -253,7 +263,7 @@ class CallRecorder:
     def made(self, what: str, group: Any, began: float, ended: float) -> None:
         """See `Recorder`. It must be called by the patched function itself."""
         try:
-            known = self._groups.get(id(group))
+            known = self._groups.get(_address(group))
             name, ranks = (known.name, known.ranks) if known is not None else _name_and_ranks(group)
             self._forget_group(group)
             self._event(what, began, ended, sys._getframe(2), number=self._group_events)
@@ -277,9 +287,9 @@ class CallRecorder:
             self._places.clear()
             self._parts.clear()
             return
-        self._groups.pop(id(group), None)
+        self._groups.pop(_address(group), None)
         for known in (self._places, self._parts):
-            for key in [key for key in known if key[0] == id(group)]:
+            for key in [key for key in known if key[0] == _address(group)]:
                 del known[key]
 
     def steps(self, optimizer: Any, *_: Any) -> None:
@@ -299,7 +309,7 @@ class CallRecorder:
         if self.on:
             try:
                 now = time.perf_counter()
-                self._event(f"step of {type(optimizer).__name__}", now, now, sys._getframe(1), id(optimizer))
+                self._event(f"step of {type(optimizer).__name__}", now, now, sys._getframe(1), _address(optimizer))
             except Exception as error:
                 self._fail(error)
 
@@ -362,10 +372,10 @@ class CallRecorder:
         struct.pack_into(f"{len(values)}d", self._shared, 8 * index, *values)
 
     def _is_the_scripts(self, code: CodeType) -> bool:
-        known = self._codes.get(id(code))
+        known = self._codes.get(_address(code))
         if known is None:
             # A code object that is kept keeps its address, so that no other one is taken for it.
-            known = self._codes[id(code)] = (code, _is_the_scripts(code.co_filename))
+            known = self._codes[_address(code)] = (code, _is_the_scripts(code.co_filename))
         return known[1]
 
     def _script_frame(self) -> FrameType | None:
@@ -383,12 +393,12 @@ class CallRecorder:
             frame = frame.f_back
         if any(one.f_code.co_filename.startswith(_AUTODDP) and one.f_code.co_filename != _PATCHES for one in inside):
             group = None  # a hook of ours, or an experiment: no call of the script's
-        key: tuple[Any, ...] = (id(group) if group is not None else of, id(frame.f_code), frame.f_lasti, method)
+        whose, code = of if group is None else _address(group), frame.f_code
+        key: tuple[Any, ...] = (whose, _address(code), frame.f_lasti, method)
         if len(inside) > 1 + (len(inside) > 1 and inside[1].f_code.co_filename == _DECORATORS):
             key = (*key, *(one.f_lasti for one in inside))
         elif inside:
-            # `frame(0)` is the function that notes; the patched method lies between.
-            self._depths[id(inside[0].f_code)] = 2 + len(inside)
+            self._depths[_address(inside[0].f_code)] = len(inside)
         return self._places.get(key) or self._new_place(key, method, group, args, caller, frame, counts)
 
     def _new_place(
@@ -442,7 +452,7 @@ class CallRecorder:
         )
 
     def _group(self, group: Any) -> _Group:
-        known = self._groups.get(id(group))
+        known = self._groups.get(_address(group))
         if known is None:
             name, ranks = _name_and_ranks(group)
             known = self._of_name.get((name, ranks))
@@ -450,7 +460,7 @@ class CallRecorder:
                 known = self._of_name[name, ranks] = _Group(len(self._of_name), name, ranks)
                 self._say_world()
                 self._say(GroupNamed(known.number, name, ranks, _backend(group)))
-            self._groups[id(group)] = known
+            self._groups[_address(group)] = known
         return known
 
     def _say_world(self) -> None:

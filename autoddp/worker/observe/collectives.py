@@ -77,13 +77,15 @@ class Collectives:
         """Who notes calls; None if nobody does."""
         self.begins: Callable[[], str] | None = None
         """See `tell_waits`; None if nobody wants to know."""
+        self.tells = False
+        """Whether waits are told at present. Where ranks lose their core in each wait, each line in Python is dear."""
         self.ends: Callable[[str], None] = lambda _stage: None
         """See `tell_waits`."""
         self._trains: TrainingThread | None = None
         self._is_installed = False
 
     def tell_waits(self, begins: Callable[[], str], ends: Callable[[str], None]) -> None:
-        """Tell when a thread waits for a collective: `begins()` gives what `ends` is called with.
+        """While `tells` is set, tell when a thread waits for a collective: `begins()` gives what `ends` is called with.
 
         Only the thread that has called this tells: the one that trains.
         """
@@ -122,7 +124,7 @@ class Collectives:
         def method(self: Any, *args: Any, **kwargs: Any) -> Any:
             nonlocal known, note
             recorder = collectives.recorder
-            stage = collectives.wait_begins() if waits else None
+            stage = collectives.wait_begins() if waits and collectives.tells else None
             if recorder is None or not recorder.on:
                 try:
                     return original(self, *args, **kwargs)
@@ -148,7 +150,7 @@ class Collectives:
 
         def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
             recorder = collectives.recorder
-            stage = collectives.wait_begins() if collectives.begins is not None else None
+            stage = collectives.wait_begins() if collectives.tells else None
             began = clock()
             try:
                 result = original(self, *args, **kwargs)

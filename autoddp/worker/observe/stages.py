@@ -181,7 +181,8 @@ class Stages(DdpEvents, GradientHandler, LoaderEvents):
             time.sleep(delay.seconds)
 
     @property
-    def _awake(self) -> bool:
+    def is_awake(self) -> bool:
+        """Whether it has to hear of the stages: stamps are taken, or this rank is made late in one."""
         return self.on or self.delay is not None
 
     def _put(self, stage: str) -> None:
@@ -227,7 +228,7 @@ class Stages(DdpEvents, GradientHandler, LoaderEvents):
 
         Where the module returns an object in which no tensors are found, the first gradient of a parameter is.
         """
-        if not (self._awake and torch.is_grad_enabled()):
+        if not (self.is_awake and torch.is_grad_enabled()):
             return what
         in_eval_mode = not ddp.training
 
@@ -246,14 +247,14 @@ class Stages(DdpEvents, GradientHandler, LoaderEvents):
         In eval mode it may be an evaluation; it is one until a backward pass has followed. Some scripts train in this
         mode, because dropout and BatchNorm are to stand still.
         """
-        return self._awake and torch.is_grad_enabled() and (ddp.training or self.trains_in_eval_mode)
+        return self.is_awake and torch.is_grad_enabled() and (ddp.training or self.trains_in_eval_mode)
 
     def _backward_begins(self) -> None:
         """A gradient of an output has come, which may not be the first one of this backward pass.
 
         A forward pass may have several of them: a gradient penalty runs `autograd.grad` before the backward pass.
         """
-        if not self._awake or self._in_backward:
+        if not self.is_awake or self._in_backward:
             return
         self._in_backward = True
         self.enter("backward")
@@ -273,14 +274,14 @@ class Stages(DdpEvents, GradientHandler, LoaderEvents):
     def collective_begins(self) -> str:
         """The script calls a collective of its own; the stage that it interrupts."""
         before = self._stage
-        if self._awake:
+        if self.is_awake:
             self._meeting_since = time.perf_counter()
             self.enter("exposed")
         return before
 
     def collective_ends(self, before: str) -> None:
         """The collective has ended; the stage `before` goes on."""
-        if self._awake:
+        if self.is_awake:
             self.enter(before)
         if self.on:
             self._counts[-1][4] += time.perf_counter() - self._meeting_since
@@ -298,14 +299,14 @@ class Stages(DdpEvents, GradientHandler, LoaderEvents):
             self.enter("exposed")
             self._has_added = self.added(optimizer)
             self.enter(self._between)
-        if self._awake:
+        if self.is_awake:
             self._in_optimizer = True
             self.enter("optimizer")
 
     def after_step(self, optimizer: Optimizer) -> None:
         """See `GradientHandler`."""
         self.optimizer_steps += 1
-        if self._awake:
+        if self.is_awake:
             self._in_optimizer = False
             self.enter("other")
 
@@ -313,12 +314,12 @@ class Stages(DdpEvents, GradientHandler, LoaderEvents):
 
     def wait_begins(self) -> None:
         """See `LoaderEvents`."""
-        if self._awake:
+        if self.is_awake:
             self.enter("data")
 
     def wait_ends(self) -> None:
         """See `LoaderEvents`."""
-        if self._awake:
+        if self.is_awake:
             self.enter(self._between)
 
     def gave(self, samples: int, elements: int, was_ready: bool = False) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import shutil
 import signal
@@ -19,7 +20,7 @@ import wrapt
 
 from autoddp.isolation import Level
 from autoddp.isolation.children import watch_children
-from autoddp.isolation.hooks import rebind
+from autoddp.isolation.hooks import check_events, rebind
 from autoddp.isolation.pipes import Pipes, watch_pipes
 from autoddp.isolation.plan import IsolationPlan
 from autoddp.isolation.stopping import stopper
@@ -109,10 +110,8 @@ def _is_not_mounted(error: BaseException) -> bool:
 def _watch_copies(most: int, stop: Callable[[str], NoReturn]) -> None:
     """End tuning before a change of a large file makes the overlay copy it."""
 
-    def audit(event: str, arguments: tuple[Any, ...]) -> None:
-        if event not in _COPYING or not arguments:
-            return
-        path = arguments[0]
+    def check(event: str, *arguments: Any) -> None:
+        path = arguments[0] if arguments else None
         if not isinstance(path, (str, bytes)) or (event == "open" and not _opens_to_change(arguments)):
             return
         try:
@@ -129,12 +128,12 @@ def _watch_copies(most: int, stop: Callable[[str], NoReturn]) -> None:
         shm_open = module.shm_open
 
         def opened(path: str, flags: int, *more: Any, **named: Any) -> Any:
-            audit("open", (f"/dev/shm/{path.lstrip('/')}", None, flags))  # Python reports no event for it
+            check("open", f"/dev/shm/{path.lstrip('/')}", None, flags)  # Python reports no event for it
             return shm_open(path, flags, *more, **named)
 
         module.shm_open = opened  # type: ignore[attr-defined]
 
-    sys.addaudithook(audit)
+    check_events({event: functools.partial(check, event) for event in _COPYING})
     wrapt.register_post_import_hook(shared_memory, "_posixshmem")
 
 

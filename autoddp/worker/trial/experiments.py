@@ -66,6 +66,7 @@ class Experiments:
         self._loaders.keep = experiment.keep
         self._loaders.watch = experiment.delay is not None
         self.stages.delay = experiment.delay
+        collectives.tells = self.stages.is_awake
         if experiment.delay is not None:
             self.stages.delays_on = self._device
             keep_busy(self._device, 0.0)  # the first one waits for the device, which has no place in a step
@@ -125,10 +126,12 @@ class Experiments:
         if collectives.recorder is not None and self._present == AS_IT_IS:
             collectives.recorder.resume()
         self.stages.start(device)
+        collectives.tells = self.stages.is_awake
 
     def stop(self) -> Recorded:
         """Record no more. What was recorded."""
         found = self.stages.stop()
+        collectives.tells = self.stages.is_awake
         if collectives.recorder is not None:
             collectives.recorder.pause()
         self._loaders.watch = self._present.delay is not None

@@ -7,7 +7,8 @@
             clock.step()
 
 Each job is slow for the reason that its file is named after. `--size` says how slow, and `--mended` runs it with the
-edit that takes the reason away, and with nothing else changed. The job knows nothing of any launcher.
+edit that takes the reason away, and with nothing else changed. With `--turns N` the jobs without DDP take turns of N
+steps, as written and mended, in one process group. The job knows nothing of any launcher.
 
 The cores of a test machine are few, so much of the computing sleeps: what is real is the reason for being slow.
 """
@@ -44,6 +45,7 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     found.add_argument("--steps", type=int, default=100)
     found.add_argument("--size", choices=("small", "large"), default="large", help="how slow it is (large)")
     found.add_argument("--mended", action="store_true", help="without the reason for being slow")
+    found.add_argument("--turns", type=int, default=0, metavar="N", help="mended in turns of N steps: A B B A …")
     found.add_argument("--data", type=Path, default=SHARED, metavar="FOLDER", help="the job's files are made here")
     found.add_argument("--times", metavar="FILE", help="rank 0 writes the seconds of every rank's steps here")
     return found
@@ -74,19 +76,26 @@ class _AllSteps(Exception):
 class Clock:
     """Seconds from the end of a step to the end of the next one: all that the script does in between counts."""
 
-    def __init__(self, steps: int) -> None:
-        self._left = steps
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._args = args
         self._last = time.perf_counter()
         self.seconds: list[float] = []
 
     def step(self) -> None:
-        """Call it at the end of each step; the job ends with the last one."""
+        """Call it at the end of each step; the job ends with the last one, and may be mended from the next one on."""
         now = time.perf_counter()
         self.seconds.append(now - self._last)
         self._last = now
-        self._left -= 1
-        if self._left <= 0:
+        done = len(self.seconds)
+        if done >= self._args.steps:
             raise _AllSteps
+        if self._args.turns:
+            self._args.mended = is_mended(done // self._args.turns)
+
+
+def is_mended(turn: int) -> bool:
+    """Whether the job is mended in that of its turns."""
+    return turn % 4 in (1, 2)
 
 
 @contextlib.contextmanager
@@ -95,7 +104,7 @@ def started(args: argparse.Namespace) -> Iterator[Clock]:
     set_malloc(keeps=True)
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    clock = Clock(args.steps)
+    clock = Clock(args)
     with contextlib.suppress(_AllSteps):
         yield clock
     everyone: list[Any] = [None] * dist.get_world_size()
@@ -170,10 +179,22 @@ class Computing(nn.Module):
         return found
 
 
+def set_computing(network: nn.Module, milliseconds: float) -> None:
+    """Let the layers of `network` that stand for computing take these milliseconds in all."""
+    layers = [one for one in network.modules() if isinstance(one, Computing)]
+    for one in layers:
+        one.times = _times(milliseconds, len(layers))
+
+
+def _times(milliseconds: float, layers: int) -> tuple[float, float]:
+    """Seconds of each layer's two passes."""
+    each = milliseconds / 1e3 / layers / 3
+    return each, 2 * each
+
+
 def network(inputs: int, milliseconds: float = 40.0, width: int = 128, depth: int = 4) -> nn.Module:
     """`depth` layers whose passes take these milliseconds in all, two thirds of them in the backward pass."""
-    each = milliseconds / 1e3 / depth / 3
     layers: list[nn.Module] = [nn.Linear(inputs, width)]
     for _ in range(depth):
-        layers += [nn.ReLU(), nn.Linear(width, width), Computing(each, 2 * each)]
+        layers += [nn.ReLU(), nn.Linear(width, width), Computing(*_times(milliseconds, depth))]
     return nn.Sequential(*layers, nn.Linear(width, 10))

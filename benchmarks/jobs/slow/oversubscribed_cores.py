@@ -26,10 +26,8 @@ def main() -> None:
     cores = len(os.sched_getaffinity(0))
     with job.started(args) as clock:
         rank, world = dist.get_rank(), dist.get_world_size()
-        group = None
-        if args.kind == "threads":
-            torch.set_num_threads(max(1, cores // world) if args.mended else 2 * cores)
-        else:
+        group, threads = None, 0
+        if args.kind == "pairs":
             pairs = [dist.new_group([first, first + 1]) for first in range(0, world, 2)]
             group = pairs[rank // 2]
         network = Convolutions()
@@ -38,6 +36,9 @@ def main() -> None:
         if args.kind == "pairs" and args.mended and rank > 1:
             return
         while True:
+            fitting = max(1, cores // world) if args.mended else 2 * cores
+            if args.kind == "threads" and threads != fitting:
+                torch.set_num_threads(threads := fitting)
             optimizer.zero_grad()
             nn.functional.cross_entropy(network(inputs), targets).backward()
             job.average_gradients(network, group)

@@ -1,0 +1,142 @@
+"""Chooses which part of a recording is done again: the last steps of each rank, whole ones, as many as fit.
+
+stretches = stretches_of(recording, steps, recording.whole)
+stretches[rank].begin, stretches[rank].end
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from autoddp.diagnose.collectives.recording import Call, Group, Place, Process, Recording
+from autoddp.diagnose.collectives.steps import Steps
+
+LONGEST_STEP = 3.0
+"""Seconds of a step of which all is done again in one round."""
+MOST_CALLS = 3_000
+"""Calls of one rank in one round."""
+_LONGEST = 0.4  # seconds of the script that are done again in one round; more where one step takes longer
+_MAKES = "new_group"
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A part of the recording of some ranks."""
+
+    begin: float
+    end: float
+    steps: float = 0.0
+    """Steps in it; 0 where they cannot be counted."""
+
+
+def stretches_of(
+    recording: Recording, steps: Steps, whole: Mapping[tuple[Group, int], dict[int, Call]]
+) -> dict[int, Stretch]:
+    """What is done again of each rank that has made one of the calls: the last of its steps.
+
+    Ranks that never meet go on at their own pace, and where cores are short one of them may stand still while another
+    makes hundreds of calls. So they have stretches of their own, with as many steps as usually fit.
+    """
+    length = min(max(_LONGEST, 1.2 * steps.seconds if steps.unit != "second" else 0.0), LONGEST_STEP)
+    first = min(call.began for calls in whole.values() for call in calls.values())
+    met = [set(group.ranks) for group, _ in whole]
+    made = (call for one in recording.processes for call in one.calls if call.place.method == _MAKES)
+    if any(call.began > first for call in made):  # for that, all ranks meet
+        met.append(set(recording.of_rank))
+    found: dict[int, Stretch] = {}
+    for ranks in joined(met):
+        theirs = [calls for (group, _), calls in whole.items() if group.ranks[0] in ranks]
+        ends = sorted(max(call.ended for call in calls.values()) for calls in theirs)
+        # The last calls may be those behind the loop.
+        end = min(ends[-1] if len(ends) < 10 else ends[-1 - len(ends) // 20], _all_are_there_until(theirs))
+        process = max((recording.of_rank[rank] for rank in ranks), key=lambda one: one.seconds)
+        stretch = _whole_steps(process, steps, theirs, end, length) or Stretch(end - length, end)
+        found |= dict.fromkeys(ranks, stretch)
+    return found
+
+
+def joined(sets: Iterable[Iterable[int]]) -> list[frozenset[int]]:
+    """The sets, with those made one that have a rank in common."""
+    found: list[frozenset[int]] = []
+    for one in sets:
+        together = frozenset(one).union(*(other for other in found if not other.isdisjoint(one)))
+        found = [other for other in found if other.isdisjoint(together)] + [together]
+    return found
+
+
+def _whole_steps(
+    process: Process, steps: Steps, whole: Sequence[dict[int, Call]], end: float, length: float
+) -> Stretch | None:
+    """The stretch from the end of a step to that of another; None where nothing is called between such two.
+
+    A stretch of few steps that ends in the middle of their calls has more of them, for the gaps that it has, than the
+    steps have.
+    """
+    marks = [at for at in _ends_of_steps(process, steps) if at <= end]
+    if len(marks) < 2:
+        return None
+    often = max(1, int(length * (len(marks) - 1) / max(1e-9, marks[-1] - marks[0])))
+    calls = sum(call.place.group is not None and marks[0] <= call.began <= marks[-1] for call in process.calls)
+    often = min(often, len(marks) - 1, max(1, int(MOST_CALLS * (len(marks) - 1) / max(1, calls))))
+    first, last = marks[-1 - often], marks[-1]
+    spans = [(min(one.began for one in calls.values()), max(one.ended for one in calls.values())) for calls in whole]
+    within = [(began, ended) for began, ended in spans if began >= first and ended <= last]
+    # A pause before and behind them may be longer: it is cut.
+    if not within or max(ended for _, ended in within) - min(began for began, _ in within) > LONGEST_STEP:
+        return None
+    place = None if steps.period else _steps_at(process)
+    return Stretch(first, last, often if place is None else _steps_between(process, place, first, last))
+
+
+def _steps_at(process: Process) -> Place | None:
+    """The place of the optimizer that steps most often; None without one."""
+    counts = Counter(call.place for call in process.calls if call.place.is_step)
+    return counts.most_common(1)[0][0] if counts else None
+
+
+def _steps_between(process: Process, step: Place, first: float, last: float) -> int:
+    return sum(call.place == step and first < call.began <= last for call in process.calls)
+
+
+def _ends_of_steps(process: Process, steps: Steps) -> list[float]:
+    """When steps of a rank end: where its optimizer steps, else in the longest gap between calls that repeat."""
+    if not steps.period and (place := _steps_at(process)) is not None:
+        return _before_calls(process, place)
+    calls = [call for call in process.calls if call.place.repeats_in_steps]
+    if not steps.period or len(calls) < 2:
+        return []
+    # Where nothing is open: a call that is waited for behind such a place would be left out of all of its steps.
+    gaps = [(before.ended + after.began) / 2 for before, after in pairwise(calls)]
+    lengths = [max(0.0, after.began - before.ended) for before, after in pairwise(calls)]
+    longest = max(range(min(steps.period, len(gaps))), key=lambda first: sum(lengths[first :: steps.period]))
+    return gaps[longest :: steps.period]
+
+
+def _before_calls(process: Process, step: Place) -> list[float]:
+    """When steps of that optimizer end, of those behind which something is called before the next one ends.
+
+    A script may call only in every hundredth step: then a hundred of them are what its calls count for.
+    """
+    found: list[float] = []
+    at = 0.0
+    for call in process.calls:
+        if call.place == step:
+            at = call.began
+        elif at and call.place.group is not None:
+            found.append(at)
+            at = 0.0
+    return found
+
+
+def _all_are_there_until(calls: Iterable[dict[int, Call]]) -> float:
+    """When the first rank has made its last call, of the ranks that call as often as others: pairs end apart."""
+    ends: dict[int, list[float]] = {}
+    for of_ranks in calls:
+        for rank, call in of_ranks.items():
+            ends.setdefault(rank, []).append(call.ended)
+    usual = statistics.median(len(of_rank) for of_rank in ends.values())
+    return min(max(of_rank) for of_rank in ends.values() if 2 * len(of_rank) >= usual)
