@@ -24,10 +24,11 @@ from autoddp.wire.replayed_calls import Program, Replay, Replayed
 
 _LONG_ENOUGH = 20.0  # seconds from the first call, if calls were made in most of them
 _ENOUGH_OF_SHORT_STEPS = 12.0  # likewise, where that is many steps
+_LOOKED_AT_AFTER = 8.0  # seconds: it takes this process some time, of which the last steps should have nothing
 _MANY = 40  # steps
 _IN_MOST_LOOKS = 20  # looks in which calls were made; there are two in a second
 _WATCHED_AFTER = 3  # such looks, after which processes look where results are first used; a script may end soon
-_TRIED_AFTER = 5  # such looks, after which it is known whether the ranks have more threads than there are cores
+_TRIED_AFTER = 4  # such looks, after which it is known whether the ranks have more threads than there are cores
 _MODULE = "autoddp.worker.bench.replay"
 _ROUNDS = 8.0  # seconds for all rounds of a replay, at most
 _PATIENCE = 60.0  # seconds for a replay, its start included
@@ -60,11 +61,11 @@ class Enough:
                 (self.folder / WATCH).touch(mode=0o600)
             if self._active == _TRIED_AFTER:
                 self._try_fewer_threads()
-        if self._began is None or self._active < _IN_MOST_LOOKS:
+        if self._began is None:
             return False
-        if not self._seconds and self.clock() - self._began >= _ENOUGH_OF_SHORT_STEPS:
+        if not self._seconds and self.clock() - self._began >= _LOOKED_AT_AFTER:
             self._seconds = self._needed()
-        return self._seconds > 0 and self.clock() - self._began >= self._seconds
+        return self._active >= _IN_MOST_LOOKS and 0 < self._seconds <= self.clock() - self._began
 
     @property
     def in_words(self) -> str:

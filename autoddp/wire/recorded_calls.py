@@ -185,6 +185,8 @@ class PlaceNamed(Named, frozen=True):
     dtype: str
     reduction: str = ""
     """How the numbers of the ranks become one, such as "RedOpType.SUM"; "" where they only travel."""
+    by: str = ""
+    """The file of torch that makes the call, such as "distributed/fsdp/_runtime_utils.py"; "" where the script does."""
 
 
 class GroupEventNamed(Named, frozen=True):

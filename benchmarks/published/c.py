@@ -10,6 +10,7 @@ uses; and the same all-reduces asynchronous, and as one call. Then `autoddp diag
 
 from __future__ import annotations
 
+import compileall
 import json
 import os
 import shutil
@@ -24,7 +25,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from common import autoddp, options, say, table, verdict, write_json
+from common import ROOT, autoddp, environment, options, say, table, verdict, write_json
 
 JOB = Path(__file__).resolve().parent / "jobs" / "pairs.py"
 PUBLISHED = {1: 0.39, 2: 0.48, 3: 0.73, 4: 0.92, 5: 1.15, 6: 1.51, 7: 1.94, 8: 2.07}
@@ -70,9 +71,8 @@ def diagnosed(pairs: int, spawns: bool) -> dict[str, Any]:
     words = [str(JOB), "--repeats", "8", *(["--spawns", str(ranks)] if spawns else [])]
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(
-            autoddp("diagnose", "--json", *start, *words), cwd=folder, capture_output=True, text=True, timeout=400
-        )
+        command = autoddp("diagnose", "--json", *start, *words)
+        done = subprocess.run(command, cwd=folder, env=environment(None), capture_output=True, text=True, timeout=400)
     took = time.monotonic() - began
     found: dict[str, Any] = json.loads(done.stdout) if done.returncode == 0 else {"findings": [], "error": done.stderr}
     return {"seconds": took, "pairs": pairs, "spawns": spawns, "found": found}
@@ -113,6 +113,7 @@ def main() -> None:
         spread = f"{min(of_it):.3f} to {max(of_it):.3f}"
         rows.append((case.name, f"{statistics.median(of_it):.3f}", spread, f"{published:.2f}" if published else "-"))
     table((f"1,024 all-reduces of 10×10, {cores} cores", "median s", "range", "published s"), rows)
+    compileall.compile_dir(ROOT / "autoddp", quiet=1)  # as pip does; what ranks write while diagnosed vanishes
     answers = [diagnosed(args.pairs, spawns) for spawns in (False, True)]
     right = [show(answer) for answer in answers]
     figures = {"cores": cores, "seconds": took, "cases": [asdict(case) for case in ways], "diagnoses": answers}

@@ -12,7 +12,7 @@ from autoddp.diagnose.collectives.causes import CAUSES
 from autoddp.diagnose.collectives.examination import _programs_in_time
 from autoddp.diagnose.collectives.fewer_threads import found, planned
 from autoddp.diagnose.collectives.merging import merged, runs, side_by_side
-from autoddp.diagnose.collectives.program import Script, script_of
+from autoddp.diagnose.collectives.program import Script, _of_gaps, script_of
 from autoddp.diagnose.collectives.recording import (
     Call,
     Group,
@@ -416,6 +416,43 @@ def test_what_ranks_do_at_their_start_is_no_part_of_the_steps() -> None:
     assert len(_without_start(process(0, other, made=len(other))).calls) == 200, "an evaluation that comes later"
 
 
+def test_a_start_is_cut_only_from_steps_that_call_a_group() -> None:
+    """What is known of groups and devices comes from the calls; and pauses are between steps, behind any start."""
+    at_start = [call(place(5, "broadcast"), number, 0.5 + number * 1e-3, 1e-3) for number in range(5)]
+    step = place(30, "step of SGD", "step of SGD", None)
+    alone = [*at_start, *(call(step, -1, 1.0 + nth * 1e-2, 0.0) for nth in range(100))]
+    found = _without_start(process(0, alone, made=len(alone)))
+    assert found.calls == alone
+    assert Recording((found,)).groups == [PAIR]
+    with_pauses = [*at_start, *loop(100).processes[0].calls]
+    one = replace(process(0, with_pauses, made=len(with_pauses), paused=100.0), seconds=2.0)
+    assert _without_start(one).seconds == 2.0
+
+
+def test_a_wait_at_the_start_is_no_gap_of_the_steps() -> None:
+    """The others wait for a minute, until rank 0 has prepared the data; in half of each gap a rank computes."""
+    (rank, _) = loop(200, where=(10,)).processes
+    gaps = rank.seconds - 200 * 1e-3
+    look = Look(seconds=60.0 + rank.seconds, cpu_of_thread=gaps / 2, waited_of_thread=gaps / 2, began=-59.0)
+    began = [call(place(3, "barrier", "barrier"), 0, -59.0, 60.0), *rank.calls]
+    found = _of_gaps(_without_start(process(0, began, made=len(began), look=look)))
+    assert found.computes == pytest.approx(0.5, rel=0.05)
+    assert found.idle < 0.1, "the other half of the gaps it has waited for a core"
+
+
+def test_groups_of_an_earlier_world_are_not_done_again() -> None:
+    """Ranks 2 and 3 go on as ranks 0 and 1 of a smaller world."""
+    before = Group((2, 3), "before", "gloo")
+    ranks = []
+    for one in loop(40).processes:
+        earlier = [call(place(10, group=before), made.number, made.began - 0.9, 1e-3) for made in one.calls]
+        ranks.append(process(one.rank, [*earlier, *one.calls]))
+    recording = Recording(tuple(ranks))
+    script = script_of(recording, steps_of(recording))
+    assert script is not None
+    assert script.groups == (PAIR,)
+
+
 def test_what_a_rank_starts_beside_its_training_is_not_the_rank() -> None:
     """A process with an optimizer of its own, and no group, has RANK from the rank that has started it."""
     recording = loop(40)
@@ -436,6 +473,41 @@ def test_the_rank_that_is_late_is_told_with_its_place() -> None:
     assert "from train.py:12 to train.py:10 it takes" in found.seen
     assert found.changed is not None
     assert list(CAUSES["waiting_for_rank"].suspect(Job(loop(60), steps, [], script_of(loop(60), steps), 2))) == []
+
+
+@pytest.mark.parametrize(("waits", "is_found"), [(60e-3, False), (1e-3, True)])
+def test_a_rank_that_waits_for_the_others_itself_is_not_called_late(waits: float, is_found: bool) -> None:
+    """The first stage of a pipeline gets its gradients last, in a receive that is not done again. It does no more."""
+    of_ranks: list[list[Call]] = [[], []]
+    receives, now = place(50, "recv", "recv"), 1.0
+    for number in range(30):
+        of_ranks[0].append(call(receives, -1, now + 0.02, waits))
+        of_ranks[1].append(call(receives, -1, now, 0.02))
+        for calls, began in zip(of_ranks, (now + 0.12, now + 0.08), strict=True):
+            calls.append(call(place(10), number, began, now + 0.121 - began))
+        now += 0.125
+    recording = Recording(tuple(process(rank, calls) for rank, calls in enumerate(of_ranks)))
+    steps = steps_of(recording)
+    job = Job(recording, steps, [], script_of(recording, steps), 2)
+    assert bool(list(CAUSES["waiting_for_rank"].suspect(job))) is is_found
+
+
+@pytest.mark.parametrize("what", ["all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"])
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_numbers_in_place_of_objects_stay_in_their_group(what: str, backend: str) -> None:
+    """Else some ranks would call the group of all, and wait for ever. NCCL takes no numbers of the host."""
+    part = place(10, what, "broadcast" if "list" in what else "allgather", Group((0, 1), "evaluators", backend))
+    calls = []
+    for number in range(100):
+        now = 1.0 + number * 5e-3
+        calls.append(call(part, number, now, 1e-3, 8))
+        whole = call(place(10, what, what, None), -1, now, 2e-3, 0)
+        calls.append(replace(whole, returned=whole.wait_ended, wait_began=whole.wait_ended))
+    recording = Recording(tuple(process(rank, calls) for rank in (0, 1)))
+    steps = steps_of(recording)
+    (found,) = CAUSES["object_collectives"].suspect(Job(recording, steps, [], script_of(recording, steps), 2))
+    assert "group=group)" in found.fix
+    assert ("device='cuda'" in found.fix) is (backend == "nccl")
 
 
 USE, NEXT = Use(1, 0.5, "train.py:30"), Use(0, 0.0, "train.py:12")
@@ -581,6 +653,20 @@ def test_groups_that_are_made_at_the_start_are_no_reason() -> None:
     assert list(CAUSES["too_many_groups"].suspect(job)) == []
 
 
+def test_the_line_that_makes_groups_again_and_again_is_told() -> None:
+    """Not the one that has made a group at the start, which is a part of a recording of few steps."""
+    start, again = (place(line, "new_group", "new_group", None) for line in (5, 20))
+    calls = [replace(call(start, 0, 1.0, 1e-3), returned=1.001, wait_began=1.001)]
+    for number in range(10):
+        now = 2.0 + 2 * number
+        calls.append(replace(call(again, 1 + number, now, 0.5), returned=now + 0.5, wait_began=now + 0.5))
+        calls.append(call(place(21, group=Group((0, 1), f"group {number}", "gloo")), 0, now + 0.6, 0.1))
+    recording = Recording(tuple(process(rank, calls) for rank in (0, 1)))
+    (found,) = CAUSES["too_many_groups"].suspect(Job(recording, steps_of(recording), [], None, 2))
+    assert found.lines == ("train.py:20",)
+    assert "backend" in found.fix, "a group of its own may have another one than the default group"
+
+
 def test_fewer_threads_are_tried_where_there_are_more_than_cores() -> None:
     assert planned(loop(60), 2, now=1.0) is None
     one, two = loop(60).processes
@@ -671,6 +757,19 @@ def test_where_steps_are_long_only_the_dearest_changes_are_tried() -> None:
     assert len(tried[0.4]) == 7
 
 
+@pytest.mark.parametrize("by", ["", "distributed/optim/zero_redundancy_optimizer.py"])
+def test_calls_that_torch_makes_are_not_to_be_changed_in_the_script(by: str) -> None:
+    """`optimizer.step()` has no call that could be made one with others: an option of the optimizer does that."""
+    ranks = []
+    for one in loop(60).processes:
+        calls = [replace(made, place=replace(made.place, by=by)) for made in one.calls]
+        ranks.append(process(one.rank, calls))
+    said = examined(Recording(tuple(ranks)), 2, lambda programs: "not tried here", lambda line: None)
+    (found,) = [one for one in said.findings if one.cause == "small_collectives"]
+    assert ("torch.cat(" in found.fix) is (not by)
+    assert by in found.fix
+
+
 def test_an_interval_around_zero_is_no_finding() -> None:
     said = answered((0.1, 0.6, 0.1, 0.6))
     assert said.findings == []
@@ -718,7 +817,70 @@ def test_what_is_saved_of_calls_is_saved_in_proportion(longer: float, counts: fl
     (found,) = [one for one in said.findings if one.cause == "small_collectives"]
     assert found.seconds == pytest.approx(1.5e-3, rel=0.05)
     assert found.status == "proved"
-    assert ("in that proportion" in found.text) is (abs(counts - 1) > 0.1)
+    assert ("the same share of the calls" in found.text) is (abs(counts - 1) > 0.1)
+
+
+def answer_of(recording: Recording, in_calls: tuple[float, ...]) -> CommunicationDiagnosis:
+    """The diagnosis where steps take as long as in the script when they are done again, and without small calls less.
+
+    They save 1.5 ms of a step. `in_calls`: milliseconds of a step for which each rank stands in calls then.
+    """
+    script = script_of(recording, steps_of(recording))
+    assert script is not None
+
+    def replay(programs: dict[str, Program]) -> Replayed:
+        rounds = {name: [script.seconds * noise for noise in (1.0, 1.001, 0.999, 1.0)] for name in programs}
+        for name in programs:
+            if name == "small_collectives":
+                rounds[name] = [seconds - 1.5e-3 * script.covers for seconds in rounds[name]]
+        stood = tuple(one * 1e-3 * script.covers for one in in_calls)
+        return Replayed({name: tuple(of_it) for name, of_it in rounds.items()}, {"as written": stood})
+
+    return examined(recording, 2, replay, lambda line: None)
+
+
+def with_calls(rank: Process, more: list[Call]) -> Process:
+    both = sorted([*rank.calls, *more], key=lambda one: one.began)
+    return replace(process(rank.rank, both), ranks=rank.ranks)
+
+
+def test_calls_that_are_not_done_again_are_no_part_of_the_proportion() -> None:
+    """A stage of a pipeline waits 4 ms of each step for what the one before sends; the all-reduces take 3 ms."""
+    sends = place(20, "recv", "recv")
+    ranks = [
+        with_calls(one, [call(sends, -1, made.began - 4.5e-3, 4e-3) for made in one.calls if made.place.line == 10])
+        for one in loop(60).processes
+    ]
+    said = answer_of(Recording(tuple(ranks)), (3.0, 3.0))
+    (found,) = [one for one in said.findings if one.cause == "small_collectives"]
+    assert found.seconds == pytest.approx(1.5e-3, rel=0.05)
+    assert "the same share" not in found.text
+
+
+def test_a_rank_that_calls_nothing_in_the_steps_is_no_part_of_the_proportion() -> None:
+    """Rank 2 evaluates, and meets the others now and then: it waits for them in between."""
+    everyone = Group((0, 1, 2), "everyone", "gloo")
+    meets = place(40, "barrier", "barrier", everyone)
+    two = loop(300).processes
+    at = [two[0].calls[nth].began - 2e-3 for nth in (90, 180, 270)]
+    ranks = [with_calls(one, [call(meets, nth, began, 1e-3) for nth, began in enumerate(at)]) for one in two]
+    begins = [1.0, *(one + 2e-3 for one in at[:-1])]
+    waits = [
+        call(meets, nth, began, until + 1e-3 - began) for nth, (began, until) in enumerate(zip(begins, at, strict=True))
+    ]
+    recording = Recording((*(replace(one, ranks=3) for one in ranks), replace(process(2, waits), ranks=3)))
+    said = answer_of(recording, (3.0, 3.0, 1e-4))
+    (found,) = [one for one in said.findings if one.cause == "small_collectives"]
+    assert found.seconds == pytest.approx(1.5e-3, rel=0.05)
+
+
+def test_a_rank_without_a_world_does_not_break_the_diagnosis() -> None:
+    """Rank 2 was launched, trains by itself, and makes no group: it is no rank of what is done again."""
+    step = place(30, "step of SGD", "step of SGD", None)
+    alone = process(2, [call(step, -1, 1.0 + nth * 1e-2, 0.0) for nth in range(30)])
+    recording = Recording((*loop(60).processes, replace(alone, ranks=1)))
+    said = answer_of(recording, (3.0, 3.0))
+    assert [one.cause for one in said.findings] == ["small_collectives"]
 
 
 def test_no_price_is_above_the_step() -> None:

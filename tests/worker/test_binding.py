@@ -134,6 +134,36 @@ def test_threads_that_somebody_else_has_placed_stay_there(monkeypatch):
             thread.join()
 
 
+@pytest.mark.skipif(len(CPUS) < 2, reason="needs two CPUs")
+def test_workers_that_a_rank_has_started_move_with_it(monkeypatch):
+    """Those of the launched job start when it is bound: free ones would make a trial promise what it does not keep."""
+    first, second, both = {CPUS[0]}, {CPUS[1]}, os.sched_getaffinity(0)
+    monkeypatch.setattr(binding, "numa_nodes", lambda: [NumaNode(i, str(*c)) for i, c in enumerate((first, second))])
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    workers = []
+
+    def start():
+        workers.append(subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE))
+        return workers[-1].pid
+
+    try:
+        usual, placed = start(), start()
+        os.sched_setaffinity(placed, second)
+        bound = binding.Binding(torch.device("cpu"))
+        bound.bind(True)
+        late = start()
+        assert [os.sched_getaffinity(one) for one in (usual, placed, late)] == [first, second, first]
+        bound.bind(False)
+        assert [os.sched_getaffinity(one) for one in (usual, placed, late)] == [both, second, both]
+    finally:
+        for thread in os.listdir("/proc/self/task"):
+            os.sched_setaffinity(int(thread), both)
+        for worker in workers:
+            worker.kill()
+            worker.communicate()
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [("0-2,5", {0, 1, 2, 5}), ("7", {7}), ("", set()), ("a-b", set()), ("3-", {3}), ("0x4", set())],

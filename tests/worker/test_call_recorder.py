@@ -12,6 +12,7 @@ import recorder_checks
 import torch
 import torch.distributed as dist
 from on_ranks import on_ranks
+from torch.distributed.algorithms.model_averaging import utils as averaging
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from autoddp import codec
@@ -208,6 +209,22 @@ def test_a_batch_of_sends_is_no_call_of_all_ranks(tmp_path: Path) -> None:
     ]
 
 
+def test_calls_that_torch_makes_for_a_line_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line of the script has no call that could be changed."""
+    recorder, group = CallRecorder(RecordingPlan(str(tmp_path)), is_launched=True), object()
+
+    def method(*_args: Any, **_kwargs: Any) -> None:
+        recorder.noting("allreduce")(group, (), None, 1.0, 2.0)
+
+    monkeypatch.setattr(dist, "all_reduce", method)
+    monkeypatch.setattr(dist, "_rank_not_in_group", lambda _group: False)
+    monkeypatch.setattr(dist, "get_world_size", lambda _group: 1)
+    averaging.average_parameters(iter([torch.nn.Parameter(torch.ones(1))]), group)  # type: ignore[arg-type]
+    dist.all_reduce()  # type: ignore[call-arg]
+    (process,) = recorded(tmp_path).processes
+    assert [one.place.by for one in process.calls] == ["distributed/algorithms/model_averaging/utils.py", ""]
+
+
 def test_steps_are_seen_in_a_process_that_calls_no_collective(tmp_path: Path) -> None:
     recorder = CallRecorder(RecordingPlan(str(tmp_path)), is_launched=True)
     sgd = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)
@@ -216,6 +233,24 @@ def test_steps_are_seen_in_a_process_that_calls_no_collective(tmp_path: Path) ->
     made = StepEnds(tmp_path)
     made.look()
     assert [len(ends) for ends in made.of_optimizers().values()] == [3]
+
+
+def test_a_pause_before_the_first_call_is_no_part_of_the_recording(tmp_path: Path) -> None:
+    """A script with DDP is recorded only in the blocks of its diagnosis, the first of which comes after a while."""
+    recorder = CallRecorder(RecordingPlan(str(tmp_path)), is_launched=True)
+    sgd = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)
+    recorder.begin_anew()
+    recorder.pause()
+    time.sleep(0.3)
+    recorder.resume()
+    for _ in range(2):
+        recorder.stepped(sgd)
+        time.sleep(0.1)
+        recorder.pause()
+        recorder.resume()
+    recorder.stepped(sgd)
+    (process,) = recorded(tmp_path).processes
+    assert process.seconds > 0.15
 
 
 def test_each_optimizer_ends_a_step_though_several_step_in_one_line(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ Replays = Callable[[dict[str, Program]], Replayed | str]
 _AS_WRITTEN = "as written"
 _UNLIKE = 0.25  # share by which the steps as written may differ when they are done again
 _ALIKE = 0.1  # share by which calls may differ when they are done again, and nothing is said of it
-_MOST_TIMES = 2.0  # that calls may take, of what they take in the script, to be of use
+_LEAST, _MOST = 0.4, 1.25  # times that a difference in the calls of the replay counts
 _A_ROUND = 12.0  # seconds of all programs together: three rounds, at least, have to come to their end within a minute
 
 
@@ -49,7 +49,7 @@ def examined(
     different = different_calls(recording)
     script = script_of(recording, steps) if not different else None
     job = Job(recording, steps, rows, script, cores, rates or {})
-    suspected = [one for one in suspicions(job) if one.guess >= WORTHWHILE * job.step]
+    suspected = [_with_fix(one, job) for one in suspicions(job) if one.guess >= WORTHWHILE * job.step]
     again: Replayed | str = "nothing that all ranks do together was recorded"
     if script is not None:
         programs = _programs_in_time(suspected, script)
@@ -75,6 +75,21 @@ def examined(
         verdict=_verdict(job, findings),
         replayed=replayed,
     )
+
+
+def _with_fix(one: Suspicion, job: Job) -> Suspicion:
+    """The suspicion; where torch's own code makes the calls of its line, the line has none that could be changed."""
+    if not one.lines or not one.fix.startswith(f"{one.lines[0]}: "):
+        return one
+    sums = (place for process in job.recording.processes for place in process.sums)
+    by = {place.by for place in sums if place.group is not None and place.where == one.lines[0]}
+    if not by or "" in by:
+        return one
+    fix = (
+        f"{one.lines[0]} only leads to these calls: torch's {min(by)} makes them, and its options change them, such as "
+        "larger units for FSDP, or parameters_as_bucket_view=True of ZeroRedundancyOptimizer"
+    )
+    return replace(one, fix=fix)
 
 
 def _programs_in_time(suspected: Sequence[Suspicion], script: Script) -> dict[str, Program]:
@@ -165,30 +180,32 @@ def _least(recording: Recording, stands: Mapping[int, float]) -> float:
         {rank}.union(*(place.group.ranks for place in process.sums if place.group is not None))
         for rank, process in recording.of_rank.items()
     ]
-    return max((min(stands[rank] for rank in ranks if rank in stands) for ranks in joined(met)), default=0.0)
+    known = [[stands[rank] for rank in ranks if rank in stands] for ranks in joined(met)]
+    return max((min(of_ranks) for of_ranks in known if of_ranks), default=0.0)
 
 
 def _counts(one: Suspicion, job: Job, again: Replayed) -> tuple[float, str]:
     """How much of a difference in the replay counts in the script, and why it is not all; "" where it nearly is.
 
-    The same calls may take longer in the replay, where cores are short, or less. What a change saves of them it saves
-    in proportion.
+    Where cores are short, the same calls may take longer when they are done again, and so does what a change saves of
+    them. Gaps are computed and slept as in the script: so what a step takes longer there, or less, is in its calls.
+    Where a change shortens gaps too, it is in all of the step.
     """
     assert job.script is not None
-    there = statistics.fmean(again.seconds[_AS_WRITTEN]) / job.script.covers
-    here = job.script.seconds / job.script.covers
-    what, least = "The script itself took", 0.0
-    in_calls = dict(enumerate(again.in_calls.get(_AS_WRITTEN, ())))
-    if one.is_bounded and not one.shortens_gaps and in_calls:
-        there, here = _least(job.recording, in_calls) / job.script.covers, _least_in_calls(job)
-        least = 1 / _MOST_TIMES
-        what = f"Of that all ranks stand {milliseconds(there)} ms in calls; in the script it is"
-    if not there or not here:
+    took = statistics.fmean(again.seconds[_AS_WRITTEN]) / job.script.covers
+    if not took or not job.step:
         return 1.0, ""
-    counts = min(max(here / there, least), _MOST_TIMES)
+    counts, where = min(job.step / took, _MOST), "of the step"
+    if one.is_bounded and not one.shortens_gaps:
+        called, where = again.in_calls.get(_AS_WRITTEN, ()), "of the calls"
+        # A rank that calls nothing in these steps meets the others in other ones: it stands nowhere here.
+        ranks = [rank for rank, of_rank in job.script.played.items() if of_rank and rank < len(called)]
+        in_calls = _least(job.recording, {rank: called[rank] for rank in ranks}) / job.script.covers
+        counts = min(max(1 - (took - job.step) / in_calls, _LEAST), _MOST) if in_calls else 1.0
     if abs(counts - 1) <= _ALIKE:
         return counts, ""
-    return counts, f"{what} {milliseconds(here)} ms, and the price counts in that proportion"
+    there = f"in the script a {job.steps.unit} takes {milliseconds(job.step)} ms"
+    return counts, f"The price is the same share {where}: {there}"
 
 
 def _priced(

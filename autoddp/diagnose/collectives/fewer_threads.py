@@ -18,7 +18,7 @@ from autoddp.diagnose.collectives.recording import Call, Recording
 from autoddp.diagnose.collectives.steps import steps_of
 from autoddp.wire.recorded_calls import ThreadsTrial
 
-_UNTIL_ALL_KNOW = 2.5  # seconds: each process looks for a trial after two
+_UNTIL_ALL_KNOW = 1.5  # seconds: each process looks for a trial after one
 _TURN, _LONGEST_TURN = 0.5, 1.0  # seconds
 _STEPS = 8  # of a turn, if it would not be too long
 _TURNS = 12

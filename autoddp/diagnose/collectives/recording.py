@@ -75,6 +75,8 @@ class Place:
     dtype: str = ""
     reduction: str = ""
     """See `PlaceNamed`."""
+    by: str = ""
+    """See `PlaceNamed`."""
 
     @property
     def where(self) -> str:
@@ -181,6 +183,8 @@ class Look:
     """What all other threads together have waited."""
     pauses: float = 0.0
     """How often that thread has given up its core by itself."""
+    began: float = 0.0
+    """When the first of the looks was, by the clock of the calls."""
 
 
 @dataclass(frozen=True)
@@ -207,6 +211,8 @@ class Process:
     """See `WorldNamed`."""
     computes_in_waits: float = 0.0
     """See `WaitsNamed`."""
+    paused: float = 0.0
+    """Seconds for which nothing was recorded: it is the part of a training between whose steps there were pauses."""
     tried: Sequence[Call] = field(default=(), repr=False)
     """Calls during a trial of fewer threads, which are in none of the others."""
     made: int = 0
@@ -281,7 +287,8 @@ class Recording:
     @property
     def whole(self) -> dict[tuple[Group, int], dict[int, Call]]:
         """Calls of `of_calls` that have a call of every rank of the group."""
-        return {key: calls for key, calls in self.of_calls.items() if len(calls) == len(key[0].ranks)}
+        # A process of an earlier world may have had another number in it: then it is none of the group's ranks here.
+        return {key: calls for key, calls in self.of_calls.items() if calls.keys() == set(key[0].ranks)}
 
 
 def calls_made(folder: Path) -> tuple[int, ...]:
@@ -339,17 +346,30 @@ def _without_trial(process: Process, trial: ThreadsTrial) -> Process:
 def _without_start(process: Process) -> Process:
     """The process without the calls before its first step: in these, ranks wait for others that start later.
 
-    A step is made of what is called many times, and not only in the first tenth of all calls. Where nothing is, or the
-    ring has lost calls, it is all of the process.
+    A step is made of what is called many times, and not only in the first tenth of all calls. It is all of the process
+    where nothing is, where no group is called from then on, where the ring has lost calls, or where there were pauses:
+    then the recording begins in the middle of the training.
     """
     counts = Counter(call.place.of_any_group for call in process.calls)
     later = {call.place.of_any_group for call in process.calls[len(process.calls) // 10 :]}
     often = {place for place in later if counts[place] >= _MANY and place.repeats_in_steps}
     first = next((n for n, call in enumerate(process.calls) if call.place.of_any_group in often), 0)
-    if not first or process.made > CALLS:
-        return process
     calls = process.calls[first:]
-    return replace(process, calls=calls, sums=_sums(calls), seconds=max(call.ended for call in calls) - calls[0].began)
+    if not first or process.made > CALLS or process.paused or not any(call.place.group for call in calls):
+        return process
+    # The looks may have begun earlier: what was waited there lies in no gap between the calls that are left.
+    waited = sum(
+        max(0.0, min(call.seconds, call.ended - process.look.began))
+        for call in process.calls[:first]
+        if call.place.group is not None
+    )
+    return replace(
+        process,
+        calls=calls,
+        sums=_sums(calls),
+        seconds=max(call.ended for call in calls) - calls[0].began,
+        look=replace(process.look, seconds=max(0.0, process.look.seconds - waited)),
+    )
 
 
 def _sums(calls: Sequence[Call]) -> dict[Place, Sums]:
@@ -398,6 +418,7 @@ def _process(path: Path) -> Process | None:
                     device=one.device or "cpu",
                     dtype=one.dtype,
                     reduction=one.reduction,
+                    by=one.by,
                 )
     if said is None:
         return None
@@ -428,6 +449,7 @@ def _process(path: Path) -> Process | None:
         group_events=events,
         uses=uses,
         builds=frozenset(builds),
+        paused=numbers[Header.PAUSED],
         computes_in_waits=computes_in_waits,
     )
 
@@ -457,4 +479,5 @@ def _call(numbers: memoryview, number: int, places: dict[int, Place]) -> Call | 
 def _look(numbers: memoryview) -> Look:
     first = numbers[Header.FIRST_LOOK : Header.FIRST_LOOK + len(LOOK)]
     last = numbers[Header.LAST_LOOK : Header.LAST_LOOK + len(LOOK)]
-    return Look(*(max(0.0, after - before) for before, after in zip(first, last, strict=True)))
+    seconds, *counts = (max(0.0, after - before) for before, after in zip(first, last, strict=True))
+    return Look(seconds, *counts, began=first[0])  # type: ignore[misc]  # it has a field for each of `LOOK`

@@ -129,6 +129,7 @@ def _rank(plan: Replay, rank: int, port: int, result: Path) -> None:
     in_calls = torch.tensor([(run.in_calls - connecting[name]) / number for name, run in runs.items()], device=device)
     of_ranks = [torch.zeros_like(in_calls) for _ in range(plan.ranks)]
     dist.all_gather(of_ranks, in_calls)
+    dist.barrier()  # with NCCL the call before returns while it is at work, and a rank that ends would end it
     if rank == 0:
         rounds = {name: tuple(of_it) for name, of_it in seconds.items()}
         stood = dict(zip(names, zip(*(of_rank.tolist() for of_rank in of_ranks), strict=True), strict=True))

@@ -3,6 +3,9 @@
 The binding changes in the running process: the scheduler moves the threads at once, and the memory that they allocate
 from then on is near. Memory that the process has already stays where it is, so a trial shows rather less than the
 launched job gains.
+
+What the process has started moves too. The workers of the launched job's loaders begin when it is bound: in a trial in
+which they had all cores, loading would seem to keep up. And those that begin in such a trial outlive it.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from autoddp.topology.system.machine import cpus, numa_nodes
 from autoddp.wire.started_with import local_rank, started_with
 from autoddp.worker.effects.base import Effect
 from autoddp.worker.process.device import pci_address
+from autoddp.worker.process.heartbeat import descendants
 
 _OTHERS = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND")
 """Variables with which the user lets OpenMP bind its threads."""
@@ -44,7 +48,7 @@ class Binding(Effect):
         self.bind(NUMA_BINDING.name in configuration)
 
     def bind(self, on: bool) -> None:
-        """Move the threads that have the main thread's CPU mask to the near CPUs, or back. New threads inherit it.
+        """Move the threads that have the main thread's CPU mask to the near CPUs, or back. New ones inherit it.
 
         Threads with another mask were placed on purpose: NCCL puts its network threads near the GPU.
         """
@@ -99,7 +103,13 @@ def _mask(thread: int) -> set[int]:
 
 
 def _threads() -> list[int]:
+    """Threads of this process, and of all that it has started."""
     try:
-        return [int(name) for name in os.listdir("/proc/self/task")]
+        found = [int(name) for name in os.listdir("/proc/self/task")]
     except OSError:  # no Linux
         return [0]
+    with contextlib.suppress(OSError):  # a kernel that does not list children
+        for process in descendants("self"):
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                found += [int(name) for name in os.listdir(f"/proc/{process}/task")]
+    return found

@@ -196,7 +196,7 @@ class ImplicitNoSync(Effect, DdpEvents, GradientHandler):
 
     def after_step(self, optimizer: Optimizer) -> None:
         """See `GradientHandler`."""
-        if are_reduced(held_by(optimizer), self._wrapped()):
+        if self._forwards and are_reduced(held_by(optimizer), self._wrapped()):
             self._forwards = 0
 
     def was_read(self) -> bool:

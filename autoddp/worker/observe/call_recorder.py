@@ -62,7 +62,7 @@ from autoddp.worker.observe.kernel_accounts import pauses, waited_for_cpu
 logger = get_logger(__name__)
 
 _FIRST_LOOKS = 0.1  # seconds between the first two looks at the process as a whole; a script may end within a second
-_LOOKS = 2.0  # seconds between later ones: a look takes some milliseconds
+_LOOKS = 1.0  # seconds between later ones, at most: a look takes a millisecond or two
 _WAITED_FOR = 4_096  # calls whose end something may still wait for; a script that waits for none must not fill memory
 _address: Callable[[object], int] = object.__hash__
 """A number that no two objects have at one time. `id` would give one too, but each call of it is an audit event, for
@@ -84,6 +84,8 @@ _PATCHES = collectives.__file__
 """File of the functions that stand around those of torch, called by the script."""
 _DECORATORS = dist.c10d_logger.__file__
 """File in which the decorators of the functions of torch.distributed are."""
+_STAND_FOR_C10D = (_C10D, _DECORATORS, os.path.join(_TORCH, "distributed", "nn", "functional.py"))
+"""Files of torch with functions that a script calls for one collective."""
 _WITH_ROOT = ("broadcast", "reduce", "gather", "scatter")
 """Methods with a rank that sends to the others, or collects. The options, which come last, have it."""
 _ONE_TO_ONE = ("send", "recv", "_end_coalescing")
@@ -426,10 +428,13 @@ class CallRecorder:
     def _named(
         self, place: _Place, method: str, args: Any, caller: FrameType, frame: FrameType, key: tuple[Any, ...]
     ) -> PlaceNamed:
-        called, inner = method, caller
+        called, inner, by = method, caller, ""
         while inner is not frame:
-            if inner.f_code.co_filename == _C10D and not inner.f_code.co_name.startswith("_"):
+            file = inner.f_code.co_filename
+            if file == _C10D and not inner.f_code.co_name.startswith("_"):
                 called = inner.f_code.co_name
+            elif not by and file.startswith(_TORCH) and file not in _STAND_FOR_C10D:
+                by = file.removeprefix(_TORCH)
             assert inner.f_back is not None
             inner = inner.f_back
         tensor = next(_tensors(args), None)
@@ -449,6 +454,7 @@ class CallRecorder:
             device="" if tensor is None else tensor.device.type,
             dtype="" if tensor is None else str(tensor.dtype).removeprefix("torch."),
             reduction=_reduction(args),
+            by=by,
         )
 
     def _group(self, group: Any) -> _Group:
@@ -478,7 +484,7 @@ class CallRecorder:
         name = os.path.join(self._plan.folder, f"{os.getpid()}-{time.monotonic_ns()}")
         self._thread = threading.get_ident()
         self._shared, self._files = made_file(f"{name}.calls"), f"{name}.names"
-        self._opened = time.perf_counter()
+        self._opened, self._paused = time.perf_counter(), 0.0  # a pause before the first call is no part of it
         self._set(Header.BEGAN, self._opened)
         rank = os.environ.get("RANK", "")
         self._say(

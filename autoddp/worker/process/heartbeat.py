@@ -163,7 +163,7 @@ class _Activity:
         seconds = {0: time.process_time() - time.thread_time()}
         sleeps = b""
         with contextlib.suppress(OSError):  # no Linux, or a sandbox without this part of /proc
-            seconds |= {pid: _cpu_of(pid) for pid in _descendants("self")}
+            seconds |= {pid: _cpu_of(pid) for pid in descendants("self")}
             # In a process that was forked, Python (before 3.13) still has its parent's number for the main thread.
             number = os.getpid() if thread is threading.main_thread() else thread.native_id
             with open(f"/proc/self/task/{number}/status", "rb") as file:
@@ -179,7 +179,7 @@ class _Activity:
         return sleeps and self.seconds.keys() == before.seconds.keys() and used < _BUSY * elapsed
 
 
-def _descendants(process: int | str) -> Iterator[int]:
+def descendants(process: int | str) -> Iterator[int]:
     """Children of a process, and theirs. OSError where the kernel does not list them."""
     for thread in os.listdir(f"/proc/{process}/task"):
         try:
@@ -192,7 +192,7 @@ def _descendants(process: int | str) -> Iterator[int]:
         for child in children:
             yield child
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
-                yield from _descendants(child)
+                yield from descendants(child)
 
 
 def _cpu_of(process: int) -> float:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from autoddp.diagnose.collectives.cause import Cause, Job, Suspicion
 from autoddp.diagnose.collectives.merging import places_of, seconds_in
 from autoddp.diagnose.collectives.program import Played, with_
+from autoddp.diagnose.collectives.recording import Group
 from autoddp.units import data_size
 
 _AS_TENSORS = {
@@ -16,13 +17,16 @@ _AS_TENSORS = {
     "scatter_object_list": "scatter",
 }
 _FIXES = {
-    "all_gather_object": "all_of_them = torch.empty(world_size, 2); dist.all_gather_into_tensor(all_of_them, "
-    "torch.tensor([[loss, correct]]))",
-    "gather_object": "all_of_them = torch.empty(world_size, 2); dist.all_gather_into_tensor(all_of_them, "
-    "torch.tensor([[loss, correct]]))",
-    "broadcast_object_list": "numbers = torch.tensor([rate, stop]); dist.broadcast(numbers, src)",
-    "scatter_object_list": "mine = torch.empty(2); dist.scatter(mine, list(numbers) if rank == src else None, src)",
+    "all_gather_object": "all_of_them = torch.empty(dist.get_world_size(group), 2{on}); dist.all_gather_into_tensor("
+    "all_of_them, torch.tensor([[loss, correct]]{on}), group=group)",
+    "gather_object": "all_of_them = torch.empty(dist.get_world_size(group), 2{on}); dist.all_gather_into_tensor("
+    "all_of_them, torch.tensor([[loss, correct]]{on}), group=group)",
+    "broadcast_object_list": "numbers = torch.tensor([rate, stop]{on}); dist.broadcast(numbers, src, group=group)",
+    "scatter_object_list": "mine = torch.empty(2{on}); dist.scatter(mine, list(numbers) if rank == src else None, src, "
+    "group=group)",
 }
+"""The group stays: if some ranks called the default group in place of theirs, they would wait for ever. `{on}`: where
+the numbers have to be."""
 _NUMBERS = 64  # bytes of the numbers that an object is taken to hold
 _SMALL = 16 * 1024  # bytes of an object that may be a few numbers
 
@@ -53,7 +57,7 @@ class ObjectCollectives(Cause):
             f"{lines[0]} sends Python objects by {what} ({data_size(first.act.bytes)} pickled): each call pickles "
             "them, sends their sizes first, and unpickles those of all ranks"
         )
-        fix = f"{lines[0]}: send numbers as a tensor: {_FIXES[what]}"
+        fix = f"{lines[0]}: send numbers as a tensor: {_fix(what, first.call.place.group)}"
         yield Suspicion(
             self.name,
             seen,
@@ -63,6 +67,12 @@ class ObjectCollectives(Cause):
             tried="tensors in place of the objects",
             lines=lines,
         )
+
+
+def _fix(what: str, group: Group | None) -> str:
+    """The lines. NCCL takes no tensors of the host; objects it moves to the GPU by itself."""
+    on = ", device='cuda'" if group is not None and group.backend == "nccl" else ""
+    return _FIXES[what].replace("{on}", on)
 
 
 CAUSE = ObjectCollectives()

@@ -36,7 +36,8 @@ class TooManyGroups(Cause):
             took = sum(one.seconds for one in with_groups.values()) + _behind(process, making) * process.seconds
             if took > seconds:
                 seconds = took
-                places, where = sum(one.count for one in making.values()), next(iter(making)).where
+                places = sum(one.count for one in making.values())
+                where = max(making, key=lambda place: making[place].seconds).where  # another line may be of the start
         if not seconds or seconds < _SHARE * job.recording.seconds or count < _FEWEST:
             return
         seen = (
@@ -47,7 +48,8 @@ class TooManyGroups(Cause):
         yield Suspicion(
             self.name,
             seen,
-            f"{where}: make the group once, before the loop, and keep it: group = dist.new_group({list(ranks)})",
+            f"{where}: make the group once, before the loop, and keep it: group = dist.new_group({list(ranks)}, …) "
+            "with the other arguments that it has now, such as its backend, by all ranks that make it now",
             guess=seconds / job.recording.seconds * job.step,
             shortens_gaps=True,  # by the freeing of the groups before
             changed=once,

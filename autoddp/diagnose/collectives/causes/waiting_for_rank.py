@@ -9,11 +9,13 @@ from dataclasses import replace
 
 from autoddp.diagnose.collectives.cause import Cause, Job, Suspicion
 from autoddp.diagnose.collectives.program import Played, Script, with_
+from autoddp.diagnose.collectives.recording import Process
 from autoddp.diagnose.collectives.table import may_be_compared
 from autoddp.units import milliseconds
-from autoddp.wire.replayed_calls import REST
+from autoddp.wire.replayed_calls import OBJECTS, REST
 
 _MOST_CALLS = 0.6  # of the waiting is for that rank
+_OF_OTHERS = 0.5  # of the waiting for it may a rank itself stand in other calls: it may be late because others are
 _LONGER = 1.05  # times as long as the others; whether that matters, the replay says
 
 
@@ -41,6 +43,8 @@ class WaitingForRank(Cause):
         late, seconds = for_whom.most_common(1)[0]
         if seconds < _MOST_CALLS * total:
             return
+        if _stands_elsewhere(job.recording.of_rank[late], script.played[late]) >= _OF_OTHERS * seconds:
+            return
         gaps = _gaps(script, late)
         if gaps is None:
             return
@@ -66,6 +70,24 @@ class WaitingForRank(Cause):
             tried=f"rank {late} as quick between its calls as the others",
             lines=(after,),
         )
+
+
+def _stands_elsewhere(process: Process, played: Sequence[Played]) -> float:
+    """Seconds for which a rank stands in calls that are not done again, such as the sends of a pipeline.
+
+    They are a part of its gaps. The first stage of a pipeline comes last to what all ranks do after the backward pass,
+    because it waits for the gradients of the others: it does not do more than they.
+    """
+    done = {one.call.began for one in played}
+    begin, end = played[0].call.began, max(one.call.began for one in played)
+    return sum(
+        call.seconds
+        for call in process.calls
+        if call.place.group is not None
+        and call.place.collective not in OBJECTS  # whose parts are done again as a whole
+        and begin <= call.began <= end
+        and call.began not in done
+    )
 
 
 def _gap(one: Played) -> float:
