@@ -672,7 +672,7 @@ def test_fewer_threads_are_tried_where_there_are_more_than_cores() -> None:
     one, two = loop(60).processes
     trial = planned(Recording((replace(one, threads=2), replace(two, threads=2))), 2, now=1.0)
     assert trial is not None
-    assert (trial.threads, trial.turns) == (1, 12)
+    assert (trial.threads, trial.turns) == (1, 24)
     assert [trial.has_fewer(turn) for turn in range(5)] == [False, True, True, False, False]
     # A step takes 20 ms as written, and 5 with one thread; the first two of each turn are left out.
     tried: list[Call] = []
@@ -682,9 +682,9 @@ def test_fewer_threads_are_tried_where_there_are_more_than_cores() -> None:
         at += 5e-3 if trial.has_fewer(trial.turn_at(at)) else 20e-3
     turns = found(Recording((replace(one, tried=tried), two), trial))
     assert turns is not None
-    assert [len(of_it) for of_it in turns] == [6, 6]
-    assert turns[0] == pytest.approx([20e-3] * 6)
-    assert turns[1] == pytest.approx([5e-3] * 6)
+    assert [len(of_it) for of_it in turns] == [12, 12]
+    assert turns[0] == pytest.approx([20e-3] * 12)
+    assert turns[1] == pytest.approx([5e-3] * 12)
     assert found(Recording((replace(one, tried=tried[:40]), two), trial)) is None, "too few turns"
 
 

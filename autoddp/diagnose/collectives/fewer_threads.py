@@ -21,7 +21,7 @@ from autoddp.wire.recorded_calls import ThreadsTrial
 _UNTIL_ALL_KNOW = 1.5  # seconds: each process looks for a trial after one
 _TURN, _LONGEST_TURN = 0.5, 1.0  # seconds
 _STEPS = 8  # of a turn, if it would not be too long
-_TURNS = 12
+_ALL_TURNS = 12.0  # seconds: on a busy machine half of that does not tell a gain of a tenth
 _FEWEST_PAIRS = 4
 
 
@@ -34,7 +34,7 @@ def planned(recording: Recording, cores: int, now: float) -> ThreadsTrial | None
     if threads <= fewer:
         return None
     turn = min(max(_TURN, _STEPS * steps_of(recording).seconds), _LONGEST_TURN)
-    return ThreadsTrial(fewer, now + _UNTIL_ALL_KNOW, turn, _TURNS)
+    return ThreadsTrial(fewer, now + _UNTIL_ALL_KNOW, turn, int(_ALL_TURNS / turn))
 
 
 def found(recording: Recording) -> tuple[list[float], list[float]] | None:
