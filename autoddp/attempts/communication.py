@@ -29,6 +29,7 @@ _MANY = 40  # steps
 _IN_MOST_LOOKS = 20  # looks in which calls were made; there are two in a second
 _WATCHED_AFTER = 3  # such looks, after which processes look where results are first used; a script may end soon
 _TRIED_AFTER = 4  # such looks, after which it is known whether the ranks have more threads than there are cores
+_BEHIND_A_TRIAL = 3.0  # seconds of the script as written again, behind a trial of fewer threads
 _MODULE = "autoddp.worker.bench.replay"
 _ROUNDS = 8.0  # seconds for all rounds of a replay, at most
 _PATIENCE = 60.0  # seconds for a replay, its start included
@@ -49,6 +50,8 @@ class Enough:
     _began: float | None = field(default=None, init=False)
     _active: int = field(default=0, init=False)
     _seconds: float = field(default=0.0, init=False)
+    _not_before: float = field(default=0.0, init=False)
+    """When the trial is over, by `clock`. It begins at the first steps, which may come long after the first call."""
 
     def __call__(self) -> bool:
         """Look once."""
@@ -65,7 +68,9 @@ class Enough:
             return False
         if not self._seconds and self.clock() - self._began >= _LOOKED_AT_AFTER:
             self._seconds = self._needed()
-        return self._active >= _IN_MOST_LOOKS and 0 < self._seconds <= self.clock() - self._began
+        if self._active < _IN_MOST_LOOKS or self.clock() < self._not_before:
+            return False
+        return 0 < self._seconds <= self.clock() - self._began
 
     @property
     def in_words(self) -> str:
@@ -84,11 +89,13 @@ class Enough:
         return _ENOUGH_OF_SHORT_STEPS if are_many else _LONG_ENOUGH
 
     def _try_fewer_threads(self) -> None:
-        trial = planned(recorded(self.folder), usable_cpus(), time.perf_counter())
+        recording, now = recorded(self.folder), time.perf_counter()
+        trial = planned(recording, usable_cpus(), now)
         if trial is not None:
             new = self.folder / f"{TRIAL}.new"
             new.write_text(encode(trial), encoding="utf-8")
             new.rename(self.folder / TRIAL)
+            self._not_before = self.clock() + trial.ends - now + _BEHIND_A_TRIAL
 
 
 def diagnosed(

@@ -440,6 +440,17 @@ def test_a_wait_at_the_start_is_no_gap_of_the_steps() -> None:
     assert found.idle < 0.1, "the other half of the gaps it has waited for a core"
 
 
+def test_a_wait_at_the_start_that_no_look_has_seen_is_taken_from_none() -> None:
+    """Calls before a trial are moved; so is the first look, or a wait before it would seem to lie behind it."""
+    (rank, _) = loop(200, where=(10,)).processes
+    look = Look(seconds=rank.seconds, cpu_of_thread=rank.seconds / 2, began=1.0)
+    began = [call(place(3, "barrier", "barrier"), 0, -59.0, 60.0), *rank.calls]
+    trial = ThreadsTrial(1, rank.calls[150].began, 0.5, 24)
+    found = _without_start(_without_trial(process(0, began, made=len(began), look=look), trial))
+    assert {one.line for one in found.sums} == {10}
+    assert found.look.seconds == pytest.approx(rank.seconds)
+
+
 def test_groups_of_an_earlier_world_are_not_done_again() -> None:
     """Ranks 2 and 3 go on as ranks 0 and 1 of a smaller world."""
     before = Group((2, 3), "before", "gloo")
@@ -851,6 +862,20 @@ def test_calls_that_are_not_done_again_are_no_part_of_the_proportion() -> None:
         with_calls(one, [call(sends, -1, made.began - 4.5e-3, 4e-3) for made in one.calls if made.place.line == 10])
         for one in loop(60).processes
     ]
+    said = answer_of(Recording(tuple(ranks)), (3.0, 3.0))
+    (found,) = [one for one in said.findings if one.cause == "small_collectives"]
+    assert found.seconds == pytest.approx(1.5e-3, rel=0.05)
+    assert "the same share" not in found.text
+
+
+def test_a_pause_of_the_script_is_no_part_of_the_proportion() -> None:
+    """An evaluation of 0.2 s behind 20 steps: the steps that are done again, later ones, take what they took."""
+
+    def earlier(made: Call) -> Call:
+        times = {name: getattr(made, name) - 0.2 for name in ("began", "returned", "wait_began", "wait_ended")}
+        return replace(made, **times)
+
+    ranks = [process(one.rank, [*map(earlier, one.calls[:60]), *one.calls[60:]]) for one in loop(60).processes]
     said = answer_of(Recording(tuple(ranks)), (3.0, 3.0))
     (found,) = [one for one in said.findings if one.cause == "small_collectives"]
     assert found.seconds == pytest.approx(1.5e-3, rel=0.05)

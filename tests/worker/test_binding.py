@@ -152,10 +152,12 @@ def test_workers_that_a_rank_has_started_move_with_it(monkeypatch):
         os.sched_setaffinity(placed, second)
         bound = binding.Binding(torch.device("cpu"))
         bound.bind(True)
-        late = start()
-        assert [os.sched_getaffinity(one) for one in (usual, placed, late)] == [first, second, first]
+        late, late_placed = start(), start()
+        os.sched_setaffinity(late_placed, second)
+        every = (usual, placed, late, late_placed)
+        assert [os.sched_getaffinity(one) for one in every] == [first, second, first, second]
         bound.bind(False)
-        assert [os.sched_getaffinity(one) for one in (usual, placed, late)] == [both, second, both]
+        assert [os.sched_getaffinity(one) for one in every] == [both, second, both, second]
     finally:
         for thread in os.listdir("/proc/self/task"):
             os.sched_setaffinity(int(thread), both)

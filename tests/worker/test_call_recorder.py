@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from on_ranks import on_ranks
 from torch.distributed.algorithms.model_averaging import utils as averaging
+from torch.distributed.nn import functional
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from autoddp import codec
@@ -221,8 +222,10 @@ def test_calls_that_torch_makes_for_a_line_are_told_apart(tmp_path: Path, monkey
     monkeypatch.setattr(dist, "get_world_size", lambda _group: 1)
     averaging.average_parameters(iter([torch.nn.Parameter(torch.ones(1))]), group)  # type: ignore[arg-type]
     dist.all_reduce()  # type: ignore[call-arg]
+    # The line of `functional.all_reduce`, which is deprecated and warns, is a call, though `apply` stands between.
+    functional._AllReduce.apply(dist.ReduceOp.SUM, group, torch.ones(1))
     (process,) = recorded(tmp_path).processes
-    assert [one.place.by for one in process.calls] == ["distributed/algorithms/model_averaging/utils.py", ""]
+    assert [one.place.by for one in process.calls] == ["distributed/algorithms/model_averaging/utils.py", "", ""]
 
 
 def test_steps_are_seen_in_a_process_that_calls_no_collective(tmp_path: Path) -> None:

@@ -193,18 +193,20 @@ def _counts(one: Suspicion, job: Job, again: Replayed) -> tuple[float, str]:
     """
     assert job.script is not None
     took = statistics.fmean(again.seconds[_AS_WRITTEN]) / job.script.covers
-    if not took or not job.step:
+    # What was done again has none of the pauses of the script, such as an evaluation or a slow first step.
+    step = min(job.step, job.script.seconds / job.script.covers)
+    if not took or not step:
         return 1.0, ""
-    counts, where = min(job.step / took, _MOST), "of the step"
+    counts, where = min(step / took, _MOST), "of the step"
     if one.is_bounded and not one.shortens_gaps:
         called, where = again.in_calls.get(_AS_WRITTEN, ()), "of the calls"
         # A rank that calls nothing in these steps meets the others in other ones: it stands nowhere here.
         ranks = [rank for rank, of_rank in job.script.played.items() if of_rank and rank < len(called)]
         in_calls = _least(job.recording, {rank: called[rank] for rank in ranks}) / job.script.covers
-        counts = min(max(1 - (took - job.step) / in_calls, _LEAST), _MOST) if in_calls else 1.0
+        counts = min(max(1 - (took - step) / in_calls, _LEAST), _MOST) if in_calls else 1.0
     if abs(counts - 1) <= _ALIKE:
         return counts, ""
-    there = f"in the script a {job.steps.unit} takes {milliseconds(job.step)} ms"
+    there = f"in the script a {job.steps.unit} takes {milliseconds(step)} ms"
     return counts, f"The price is the same share {where}: {there}"
 
 

@@ -332,6 +332,8 @@ def _without_trial(process: Process, trial: ThreadsTrial) -> Process:
     after = [call for call in process.calls if call.began >= trial.ends]
     calls = [*before, *after]
     first, last = min((call.began for call in calls), default=0.0), max((call.ended for call in calls), default=0.0)
+    look = process.look  # its first moment moves as the calls do: what was waited before it was not looked at
+    looked = look.began + moved if look.began < trial.begins else max(look.began, trial.ends)
     # Where the ring has lost calls, the sums are of all of them, those of the trial too: so is the time.
     is_whole = process.made <= CALLS
     return replace(
@@ -340,6 +342,7 @@ def _without_trial(process: Process, trial: ThreadsTrial) -> Process:
         tried=[call for call in process.calls if trial.begins <= call.began < trial.ends],
         sums=_sums(calls) if is_whole else process.sums,
         seconds=last - first if is_whole else process.seconds,
+        look=replace(look, began=looked),
     )
 
 

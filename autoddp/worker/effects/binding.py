@@ -57,9 +57,12 @@ class Binding(Effect):
         self._bound = on
         if on:
             self._own_masks = {thread for thread in _threads() if _mask(thread) != self._as_written}
+        before, now = (self._as_written, self._near) if on else (self._near, self._as_written)
         for thread in set(_threads()) - self._own_masks:
+            if _mask(thread) != before:  # it was placed on purpose since, by `worker_init_fn` for example
+                continue
             with contextlib.suppress(OSError):  # it has ended meanwhile
-                os.sched_setaffinity(thread, self._near if on else self._as_written)
+                os.sched_setaffinity(thread, now)
 
 
 def _near(device: torch.device, allowed: Collection[int]) -> tuple[str, set[int]]:

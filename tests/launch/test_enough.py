@@ -1,0 +1,25 @@
+"""When a script without DDP has been recorded for long enough."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autoddp.attempts import communication
+from autoddp.diagnose.collectives.recording import Recording
+from autoddp.wire.recorded_calls import ThreadsTrial
+
+
+def test_a_trial_of_fewer_threads_comes_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The script makes its group at once, reads its data for ten seconds, and only then begins to train."""
+    now = 0.0
+    monkeypatch.setattr(communication, "calls_made", lambda _folder: (1 if now < 10.0 else int(2 * now),))
+    monkeypatch.setattr(communication, "recorded", lambda _folder: Recording())
+    monkeypatch.setattr(communication, "planned", lambda _recording, _cores, at: ThreadsTrial(1, at + 1.5, 0.5, 24))
+    enough = communication.Enough(tmp_path, clock=lambda: now)
+    while not enough():
+        now += 0.5
+        assert now < 60.0
+    # The fourth look with new calls is at 11.0; the trial begins 1.5 seconds later, and takes 12.
+    assert 24.5 <= now <= 30.0
