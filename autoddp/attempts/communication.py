@@ -23,9 +23,9 @@ from autoddp.wire.recorded_calls import TRIAL, WATCH
 from autoddp.wire.replayed_calls import Program, Replay, Replayed
 
 _LONG_ENOUGH = 20.0  # seconds from the first call, if calls were made in most of them
-_ENOUGH_OF_SHORT_STEPS = 12.0  # likewise, where that is many steps
-_LOOKED_AT_AFTER = 8.0  # seconds: it takes this process some time, of which the last steps should have nothing
-_MANY = 40  # steps
+_ENOUGH_OF_SHORT_STEPS = 12.0  # seconds, where at least `_MANY` steps fit into them
+_MANY = 40
+_COUNTED_AFTER = 8.0  # seconds, when steps are counted: that takes a core for a moment, and the last steps need it
 _IN_MOST_LOOKS = 20  # looks in which calls were made; there are two in a second
 _WATCHED_AFTER = 3  # such looks, after which processes look where results are first used; a script may end soon
 _TRIED_AFTER = 4  # such looks, after which it is known whether the ranks have more threads than there are cores
@@ -51,7 +51,7 @@ class Enough:
     _active: int = field(default=0, init=False)
     _seconds: float = field(default=0.0, init=False)
     _not_before: float = field(default=0.0, init=False)
-    """When the trial is over, by `clock`. It begins at the first steps, which may come long after the first call."""
+    """A trial of fewer threads, and some seconds behind it, are over then, by `clock`. It may begin late."""
 
     def __call__(self) -> bool:
         """Look once."""
@@ -66,7 +66,7 @@ class Enough:
                 self._try_fewer_threads()
         if self._began is None:
             return False
-        if not self._seconds and self.clock() - self._began >= _LOOKED_AT_AFTER:
+        if not self._seconds and self.clock() - self._began >= _COUNTED_AFTER:
             self._seconds = self._needed()
         if self._active < _IN_MOST_LOOKS or self.clock() < self._not_before:
             return False
@@ -82,7 +82,7 @@ class Enough:
     def _needed(self) -> float:
         """Seconds of recording that this script needs, by what was recorded so far."""
         recording = recorded(self.folder)
-        if not recording.is_there or (self.folder / TRIAL).exists():
+        if not recording.is_there:
             return _LONG_ENOUGH
         steps = steps_of(recording)
         are_many = steps.unit != "second" and _MANY * steps.seconds <= _ENOUGH_OF_SHORT_STEPS

@@ -828,7 +828,7 @@ def test_what_is_saved_of_calls_is_saved_in_proportion(longer: float, counts: fl
     (found,) = [one for one in said.findings if one.cause == "small_collectives"]
     assert found.seconds == pytest.approx(1.5e-3, rel=0.05)
     assert found.status == "proved"
-    assert ("the same share of the calls" in found.text) is (abs(counts - 1) > 0.1)
+    assert ("of that difference counts" in found.text) is (abs(counts - 1) > 0.1)
 
 
 def answer_of(recording: Recording, in_calls: tuple[float, ...]) -> CommunicationDiagnosis:
@@ -865,7 +865,7 @@ def test_calls_that_are_not_done_again_are_no_part_of_the_proportion() -> None:
     said = answer_of(Recording(tuple(ranks)), (3.0, 3.0))
     (found,) = [one for one in said.findings if one.cause == "small_collectives"]
     assert found.seconds == pytest.approx(1.5e-3, rel=0.05)
-    assert "the same share" not in found.text
+    assert "of that difference counts" not in found.text
 
 
 def test_a_pause_of_the_script_is_no_part_of_the_proportion() -> None:
@@ -879,7 +879,7 @@ def test_a_pause_of_the_script_is_no_part_of_the_proportion() -> None:
     said = answer_of(Recording(tuple(ranks)), (3.0, 3.0))
     (found,) = [one for one in said.findings if one.cause == "small_collectives"]
     assert found.seconds == pytest.approx(1.5e-3, rel=0.05)
-    assert "the same share" not in found.text
+    assert "of that difference counts" not in found.text
 
 
 def test_a_rank_that_calls_nothing_in_the_steps_is_no_part_of_the_proportion() -> None:

@@ -96,13 +96,19 @@ def test_ranks_are_dealt_out_over_the_nodes_or_left_as_they_are_with_the_reason(
     assert json.loads(text) == {"why": why, "seen": [[CPUS], [bound], [CPUS]]}
 
 
+def two_nodes(monkeypatch):
+    """Let this rank be the first of two, on a machine with two nodes; the CPUs of each node, and of both."""
+    nodes = {CPUS[0]}, {CPUS[1]}
+    monkeypatch.setattr(binding, "numa_nodes", lambda: [NumaNode(i, str(*cpus)) for i, cpus in enumerate(nodes)])
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    return *nodes, os.sched_getaffinity(0)
+
+
 @pytest.mark.skipif(len(CPUS) < 2, reason="needs two CPUs")
 def test_threads_that_somebody_else_has_placed_stay_there(monkeypatch):
     """NCCL's threads for the network have the mask of the GPU, also where the script binds nothing."""
-    first, second, both = {CPUS[0]}, {CPUS[1]}, os.sched_getaffinity(0)
-    monkeypatch.setattr(binding, "numa_nodes", lambda: [NumaNode(i, str(*c)) for i, c in enumerate((first, second))])
-    monkeypatch.setenv("LOCAL_RANK", "0")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    first, second, both = two_nodes(monkeypatch)
     ready, over = threading.Barrier(3), threading.Event()
     threads = {}
 
@@ -137,10 +143,7 @@ def test_threads_that_somebody_else_has_placed_stay_there(monkeypatch):
 @pytest.mark.skipif(len(CPUS) < 2, reason="needs two CPUs")
 def test_workers_that_a_rank_has_started_move_with_it(monkeypatch):
     """Those of the launched job start when it is bound: free ones would make a trial promise what it does not keep."""
-    first, second, both = {CPUS[0]}, {CPUS[1]}, os.sched_getaffinity(0)
-    monkeypatch.setattr(binding, "numa_nodes", lambda: [NumaNode(i, str(*c)) for i, c in enumerate((first, second))])
-    monkeypatch.setenv("LOCAL_RANK", "0")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    first, second, both = two_nodes(monkeypatch)
     workers = []
 
     def start():

@@ -185,11 +185,11 @@ def _least(recording: Recording, stands: Mapping[int, float]) -> float:
 
 
 def _counts(one: Suspicion, job: Job, again: Replayed) -> tuple[float, str]:
-    """How much of a difference in the replay counts in the script, and why it is not all; "" where it nearly is.
+    """How much of a difference in the replay counts in the script, and a sentence about it; "" where nearly all does.
 
-    Where cores are short, the same calls may take longer when they are done again, and so does what a change saves of
-    them. Gaps are computed and slept as in the script: so what a step takes longer there, or less, is in its calls.
-    Where a change shortens gaps too, it is in all of the step.
+    Where cores are short, calls may take longer in the replay than in the script, and then a change saves more of them
+    there. The gaps are the same on both sides. So if a step takes longer in the replay, or less, its calls do, and the
+    price of a change of calls is in proportion to them. If a change shortens gaps too, it is in proportion to the step.
     """
     assert job.script is not None
     took = statistics.fmean(again.seconds[_AS_WRITTEN]) / job.script.covers
@@ -197,17 +197,17 @@ def _counts(one: Suspicion, job: Job, again: Replayed) -> tuple[float, str]:
     step = min(job.step, job.script.seconds / job.script.covers)
     if not took or not step:
         return 1.0, ""
-    counts, where = min(step / took, _MOST), "of the step"
+    counts = min(step / took, _MOST)
     if one.is_bounded and not one.shortens_gaps:
-        called, where = again.in_calls.get(_AS_WRITTEN, ()), "of the calls"
-        # A rank that calls nothing in these steps meets the others in other ones: it stands nowhere here.
+        called = again.in_calls.get(_AS_WRITTEN, ())
+        # A rank that calls nothing in these steps meets the others in other steps.
         ranks = [rank for rank, of_rank in job.script.played.items() if of_rank and rank < len(called)]
         in_calls = _least(job.recording, {rank: called[rank] for rank in ranks}) / job.script.covers
         counts = min(max(1 - (took - step) / in_calls, _LEAST), _MOST) if in_calls else 1.0
     if abs(counts - 1) <= _ALIKE:
         return counts, ""
-    there = f"in the script a {job.steps.unit} takes {milliseconds(step)} ms"
-    return counts, f"The price is the same share {where}: {there}"
+    in_script = f"In the script a {job.steps.unit} takes {milliseconds(step)} ms"
+    return counts, f"{in_script}, so {percent(counts)} of that difference counts"
 
 
 def _priced(

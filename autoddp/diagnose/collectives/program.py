@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from autoddp.codec import replace as replace_struct
-from autoddp.diagnose.collectives.recording import OFTEN, Call, Group, Place, Process, Recording
+from autoddp.diagnose.collectives.recording import MAKES, OFTEN, Call, Group, Place, Process, Recording
 from autoddp.diagnose.collectives.steps import Steps
 from autoddp.diagnose.collectives.stretches import LONGEST_STEP, MOST_CALLS, stretches_of
 from autoddp.wire.recorded_calls import SHORT_GAP
@@ -27,7 +27,7 @@ from autoddp.wire.replayed_calls import CALLS, DESTROY_GROUP, MAKE_GROUP, OBJECT
 
 NO_CALL = (-1, 0)
 """`Played.key` of what is no call of a group."""
-_MAKES, _DESTROYS = "new_group", "destroy_process_group"
+_DESTROYS = "destroy_process_group"
 _FEWEST_SEEN = 0.3  # of the recording must lie between the looks at the kernel's accounts, to divide gaps by them
 _A_CALL = 1e-4  # seconds that a thread computes in a call that returns at once, at most
 _UNKNOWN = -1.0
@@ -232,14 +232,14 @@ class _Made:
 
     def acts(self, rank: int, slot_of: dict[str, int]) -> list[tuple[Call, Act]]:
         """The calls of a rank with what is done in place of them."""
-        word = {_MAKES: MAKE_GROUP, _DESTROYS: DESTROY_GROUP}
+        word = {MAKES: MAKE_GROUP, _DESTROYS: DESTROY_GROUP}
         return [(call, Act(word[call.place.method], slot_of[name])) for call, name in self.calls.get(rank, ())]
 
 
 def _made(recording: Recording, begin: float, end: float) -> _Made:
     """The groups that every rank makes between these times. `new_group` is called by all ranks, in the same order."""
     every = {
-        rank: [call for call in one.calls if call.place.method == _MAKES and call.place.is_about_groups]
+        rank: [call for call in one.calls if call.place.method == MAKES and call.place.is_about_groups]
         for rank, one in recording.of_rank.items()
     }
     if len(every) < recording.world or len({len(calls) for calls in every.values()}) != 1:

@@ -43,9 +43,10 @@ from autoddp.wire.recorded_calls import (
     names,
 )
 
+MAKES = "new_group"
+"""The method of a place that makes process groups."""
 OFTEN = 3
 """Calls of a place that is a part of the steps, at least: what a script does once, at its end for example, is none."""
-
 _MANY = 20  # calls of a place, from which it is surely no part of the start
 
 

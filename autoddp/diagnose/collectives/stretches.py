@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from autoddp.diagnose.collectives.recording import Call, Group, Place, Process, Recording
+from autoddp.diagnose.collectives.recording import MAKES, Call, Group, Place, Process, Recording
 from autoddp.diagnose.collectives.steps import Steps
 
 LONGEST_STEP = 3.0
@@ -20,7 +20,6 @@ LONGEST_STEP = 3.0
 MOST_CALLS = 3_000
 """Calls of one rank in one round."""
 _LONGEST = 0.4  # seconds of the script that are done again in one round; more where one step takes longer
-_MAKES = "new_group"
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ def stretches_of(
     length = min(max(_LONGEST, 1.2 * steps.seconds if steps.unit != "second" else 0.0), LONGEST_STEP)
     first = min(call.began for calls in whole.values() for call in calls.values())
     met = [set(group.ranks) for group, _ in whole]
-    made = (call for one in recording.processes for call in one.calls if call.place.method == _MAKES)
+    made = (call for one in recording.processes for call in one.calls if call.place.method == MAKES)
     if any(call.began > first for call in made):  # for that, all ranks meet
         met.append(set(recording.of_rank))
     found: dict[int, Stretch] = {}

@@ -110,9 +110,9 @@ def _rank(plan: Replay, rank: int, port: int, result: Path) -> None:
     runs = {name: _Run(program, rank, device, late) for name, program in plan.programs.items()}
     for run in runs.values():  # connects: for that no rank has to compute
         run.once(with_gaps=False)
+        run.in_calls = 0.0
     names = list(runs)
     seconds: dict[str, list[float]] = {name: [] for name in names}
-    connecting = {name: run.in_calls for name, run in runs.items()}
     until, number = time.monotonic() + plan.seconds, 0
     while number < _MOST:
         for name in names if number % 2 == 0 else reversed(names):
@@ -126,7 +126,7 @@ def _rank(plan: Replay, rank: int, port: int, result: Path) -> None:
         dist.broadcast(goes_on, src=0)
         if not int(goes_on):
             break
-    in_calls = torch.tensor([(run.in_calls - connecting[name]) / number for name, run in runs.items()], device=device)
+    in_calls = torch.tensor([run.in_calls / number for run in runs.values()], device=device)
     of_ranks = [torch.zeros_like(in_calls) for _ in range(plan.ranks)]
     dist.all_gather(of_ranks, in_calls)
     dist.barrier()  # with NCCL the call before returns while it is at work, and a rank that ends would end it
