@@ -8,8 +8,8 @@ Each cause is planted in two scripts of jobs/slow/, which run on two to eight gl
 two hosts (tests/lab.py, as root). Three things are measured for each:
 
 - the diagnosis, `autoddp diagnose --json`, `--runs` times: whether the right cause comes first, and how long it takes
-- the real gain: the job under torchrun, as written and mended in turns (AB BA …), started twice; what can be mended
-  only at the start is run as whole jobs, in pairs
+- the real gain, before and after each diagnosis, because other programs use this machine too: the job under torchrun,
+  as written and mended in turns (AB BA …); what can be mended only at the start is run as whole jobs, in pairs
 - the price in the diagnosis beside that gain, both in milliseconds of a step, with 99 % intervals
 
 `clean_collectives.py` has no reason to be slow: any finding in it is wrong. Targets: the right cause first in 95 % of
@@ -38,7 +38,6 @@ import job
 
 LIMIT = 60.0  # seconds in which an answer has to be there
 WARMUP = 0.2  # of the steps of a job, or of a turn, which do not count
-STARTS = 2  # of a job that takes turns
 TURNS = 24  # in the steps of a case: each takes a third of a second
 PAIRS = 4  # of turns that count as a round
 
@@ -117,7 +116,7 @@ class Row(Priced):
 
 
 def real_gain(here: Local, case: Case, rounds: int) -> dict[str, list[float]]:
-    """Seconds of a step as written and mended, in pairs; the mean of the rank that takes longest."""
+    """Seconds of a step as written and mended, in `rounds` pairs; the mean of the rank that takes longest."""
     if case.takes_turns:
         return gain_in_turns(here, case, rounds)
 
@@ -132,14 +131,12 @@ def gain_in_turns(here: Local, case: Case, rounds: int) -> dict[str, list[float]
     """As `real_gain`, by jobs that take turns."""
     found: dict[str, list[float]] = {"as written": [], "mended": []}
     length, turns = max(4, case.steps // TURNS), 2 * PAIRS * rounds
-    for start in range(STARTS):
-        more = ["--turns", str(length), "--steps", str(turns * length)]
-        of_ranks = here.ranks_seconds([*torchrun(), *case.command, *more])
-        for turn in range(turns):
-            name = "mended" if job.is_mended(turn) else "as written"
-            found[name].append(of_slowest(of_ranks, turn * length, length))
-        shown = "  ".join(f"{name} {statistics.fmean(of_it) * 1e3:.2f} ms" for name, of_it in found.items())
-        say(f"start {start + 1}/{STARTS}: {shown}")
+    more = ["--turns", str(length), "--steps", str(turns * length)]
+    of_ranks = here.ranks_seconds([*torchrun(), *case.command, *more])
+    for turn in range(turns):
+        name = "mended" if job.is_mended(turn) else "as written"
+        found[name].append(of_slowest(of_ranks, turn * length, length))
+    say("  ".join(f"{name} {statistics.fmean(of_it) * 1e3:.2f} ms" for name, of_it in found.items()))
     return found
 
 
@@ -179,13 +176,16 @@ def place(case: Case, folder: Path) -> Iterator[Local]:
 def measured_at(here: Local, case: Case, args: Namespace) -> list[Row]:
     """See `measured`."""
     rows = [Row(case.name, case.cause, run) for run in range(args.runs)]
+    has_gain = bool(case.cause and args.rounds)
+    before = real_gain(here, case, args.rounds) if has_gain else {}
     for row in rows:
         diagnosed(here, case, row)
         say(f"{case.name}: {row.error or f'first {row.first or None}; of the cause {row.status}, {row.ms} ms'}")
-    seconds = real_gain(here, case, args.rounds) if case.cause and args.rounds else {}
-    for row in rows if seconds else ():
-        row.take_seconds(seconds)
-        in_steps(row)
+        if has_gain:
+            after = real_gain(here, case, args.rounds)
+            row.take_seconds({name: before[name] + after[name] for name in before})
+            in_steps(row)
+            before = after
     return rows
 
 
@@ -238,7 +238,7 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--only", metavar="NAME,…", default="", help="causes, or jobs such as 'clean zero' (all)")
     parser.add_argument("--runs", type=int, default=1, help="diagnoses of each job (1)")
-    parser.add_argument("--rounds", type=int, default=4, help="pairs of turns or of whole jobs (4)")
+    parser.add_argument("--rounds", type=int, default=2, help=f"before and after: pairs, or {PAIRS} pairs of turns (2)")
     args = parser.parse_args()
     if args.quick:
         args.rounds = 0

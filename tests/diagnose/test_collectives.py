@@ -12,7 +12,7 @@ from autoddp.diagnose.collectives.causes import CAUSES
 from autoddp.diagnose.collectives.examination import _programs_in_time
 from autoddp.diagnose.collectives.fewer_threads import found, planned
 from autoddp.diagnose.collectives.merging import merged, runs, side_by_side
-from autoddp.diagnose.collectives.program import Script, _of_gaps, script_of
+from autoddp.diagnose.collectives.program import Played, Script, _idle, _of_gaps, script_of
 from autoddp.diagnose.collectives.recording import (
     Call,
     Group,
@@ -30,7 +30,7 @@ from autoddp.diagnose.collectives.table import calls_of, different_calls, table
 from autoddp.report import communication_text
 from autoddp.tables import text_of
 from autoddp.wire.recorded_calls import CALLS, ThreadsTrial
-from autoddp.wire.replayed_calls import MAKE_GROUP, REST, WAIT, Program, Replayed
+from autoddp.wire.replayed_calls import MAKE_GROUP, REST, WAIT, Act, Program, Replayed
 
 PAIR = Group((0, 1), "pair", "gloo")
 
@@ -435,9 +435,11 @@ def test_a_wait_at_the_start_is_no_gap_of_the_steps() -> None:
     gaps = rank.seconds - 200 * 1e-3
     look = Look(seconds=60.0 + rank.seconds, cpu_of_thread=gaps / 2, waited_of_thread=gaps / 2, began=-59.0)
     began = [call(place(3, "barrier", "barrier"), 0, -59.0, 60.0), *rank.calls]
-    found = _of_gaps(_without_start(process(0, began, made=len(began), look=look)))
-    assert found.computes == pytest.approx(0.5, rel=0.05)
-    assert found.idle < 0.1, "the other half of the gaps it has waited for a core"
+    found = _without_start(process(0, began, made=len(began), look=look))
+    assert _of_gaps(found).computes == pytest.approx(0.5, rel=0.05)
+    gap = Played(Act("allreduce", computes=1e-3, sleeps=1e-3), (0, 0), rank.calls[0])
+    assert _idle(found, [gap]) < 0.1, "the other half of the gaps it has waited for a core"
+    assert _idle(replace(found, waits_in_gaps=0.0), [gap]) == 1.0, "it has waited in its calls: so it sleeps in gaps"
 
 
 def test_a_wait_at_the_start_that_no_look_has_seen_is_taken_from_none() -> None:

@@ -68,3 +68,48 @@ def test_who_has_waited_for_a_core() -> None:
     crowded, alone = json.loads(done.stdout)
     assert min(crowded) > 0.02
     assert crowded[1] > alone[1]
+
+
+DIVIDED = """
+import hashlib, json, os, threading
+from autoddp.worker.observe.kernel_accounts import CoreWaits
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+def work(rounds):
+    hashlib.pbkdf2_hmac("sha256", b"a", b"b", rounds)
+def crowded(does):
+    helper = threading.Thread(target=work, args=(6_000_000,))
+    helper.start()
+    work(600_000)
+    does()
+    helper.join()
+waits, found = CoreWaits(), []
+waits.begins()
+waits.ends(counts=True)
+crowded(waits.begins)
+found.append([waits.in_gaps, waits.in_calls])
+waits.pass_over()
+waits.begins()
+crowded(lambda: waits.ends(counts=True))
+found.append([waits.in_gaps, waits.in_calls])
+waits.begins()
+crowded(lambda: waits.ends(counts=False))
+found.append([waits.in_gaps, waits.in_calls])
+os.closerange(3, 64)
+waits.begins()
+waits.ends(counts=True)
+found.append([waits.in_gaps, waits.in_calls])
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs the scheduler's account in /proc")
+def test_waits_between_calls_are_told_from_those_in_calls() -> None:
+    """Waits in what is only started do not count; and a script that closes all files has no more of them."""
+    done = subprocess.run([sys.executable, "-c", DIVIDED], check=True, capture_output=True, text=True)
+    (gap, nothing), (before, call), counted, closed = json.loads(done.stdout)
+    assert gap > 0.02
+    assert call > 0.02
+    assert nothing < gap / 4
+    assert before - gap < call / 4
+    assert counted[1] == pytest.approx(call), "it waits for nothing that it has only started"
+    assert closed == pytest.approx(counted, abs=0.01)

@@ -54,7 +54,7 @@ def examined(
     if script is not None:
         programs = _programs_in_time(suspected, script)
         if len(programs) > 1:
-            say(f"doing the last {milliseconds(script.seconds)} ms of the calls again, as written and changed")
+            say(f"doing {milliseconds(script.seconds)} ms of the calls again, as written and changed")
             again = replay(programs)
     if isinstance(again, str):
         suspected = [replace(one, changed=None, why_not=one.why_not or again) for one in suspected]

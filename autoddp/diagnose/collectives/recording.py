@@ -140,6 +140,8 @@ class Call:
     @property
     def seconds(self) -> float:
         """Seconds for which the script stood in the call and in the wait for its end."""
+        if self.is_blocking:  # torch waits at once: a core that is lost in between is lost to the call
+            return self.ended - self.began
         return self.returned - self.began + self.wait_ended - self.wait_began
 
     @property
@@ -212,6 +214,8 @@ class Process:
     """See `WorldNamed`."""
     computes_in_waits: float = 0.0
     """See `WaitsNamed`."""
+    waits_in_gaps: float = 1.0
+    """Of what its thread has waited for a core, the share that lies between its calls; 1 where that is not known."""
     paused: float = 0.0
     """Seconds for which nothing was recorded: it is the part of a training between whose steps there were pauses."""
     tried: Sequence[Call] = field(default=(), repr=False)
@@ -455,7 +459,13 @@ def _process(path: Path) -> Process | None:
         builds=frozenset(builds),
         paused=numbers[Header.PAUSED],
         computes_in_waits=computes_in_waits,
+        waits_in_gaps=_share(numbers[Header.WAITED_IN_GAPS], numbers[Header.WAITED_IN_CALLS]),
     )
+
+
+def _share(part: float, rest: float) -> float:
+    """The share of a part in both; 1 where there is nothing of either."""
+    return part / (part + rest) if part + rest > 0 else 1.0
 
 
 def _call(numbers: memoryview, number: int, places: dict[int, Place]) -> Call | None:

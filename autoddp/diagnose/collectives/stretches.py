@@ -1,4 +1,4 @@
-"""Chooses which part of a recording is done again: the last steps of each rank, whole ones, as many as fit.
+"""Chooses which part of a recording is done again: usual steps of each rank, whole ones, as many as fit.
 
 stretches = stretches_of(recording, steps, recording.whole)
 stretches[rank].begin, stretches[rank].end
@@ -35,7 +35,7 @@ class Stretch:
 def stretches_of(
     recording: Recording, steps: Steps, whole: Mapping[tuple[Group, int], dict[int, Call]]
 ) -> dict[int, Stretch]:
-    """What is done again of each rank that has made one of the calls: the last of its steps.
+    """What is done again of each rank that has made one of the calls: some of its steps that take as long as most.
 
     Ranks that never meet go on at their own pace, and where cores are short one of them may stand still while another
     makes hundreds of calls. So they have stretches of their own, with as many steps as usually fit.
@@ -51,9 +51,10 @@ def stretches_of(
         theirs = [calls for (group, _), calls in whole.items() if group.ranks[0] in ranks]
         ends = sorted(max(call.ended for call in calls.values()) for calls in theirs)
         # The last calls may be those behind the loop.
-        end = min(ends[-1] if len(ends) < 10 else ends[-1 - len(ends) // 20], _all_are_there_until(theirs))
+        begin, until = _all_are_there(theirs)
+        end = min(ends[-1] if len(ends) < 10 else ends[-1 - len(ends) // 20], until)
         process = max((recording.of_rank[rank] for rank in ranks), key=lambda one: one.seconds)
-        stretch = _whole_steps(process, steps, theirs, end, length) or Stretch(end - length, end)
+        stretch = _whole_steps(process, steps, theirs, (begin, end), length) or Stretch(end - length, end)
         found |= dict.fromkeys(ranks, stretch)
     return found
 
@@ -68,27 +69,33 @@ def joined(sets: Iterable[Iterable[int]]) -> list[frozenset[int]]:
 
 
 def _whole_steps(
-    process: Process, steps: Steps, whole: Sequence[dict[int, Call]], end: float, length: float
+    process: Process, steps: Steps, whole: Sequence[dict[int, Call]], within: tuple[float, float], length: float
 ) -> Stretch | None:
     """The stretch from the end of a step to that of another; None where nothing is called between such two.
 
     A stretch of few steps that ends in the middle of their calls has more of them, for the gaps that it has, than the
     steps have.
     """
-    marks = [at for at in _ends_of_steps(process, steps) if at <= end]
+    marks = [at for at in _ends_of_steps(process, steps) if within[0] <= at <= within[1]]
     if len(marks) < 2:
         return None
     often = max(1, int(length * (len(marks) - 1) / max(1e-9, marks[-1] - marks[0])))
     calls = sum(call.place.group is not None and marks[0] <= call.began <= marks[-1] for call in process.calls)
     often = min(often, len(marks) - 1, max(1, int(MOST_CALLS * (len(marks) - 1) / max(1, calls))))
-    first, last = marks[-1 - often], marks[-1]
+    first, last = _usual([(marks[-1 - often - n], marks[-1 - n]) for n in range(0, len(marks) - often, often)])
     spans = [(min(one.began for one in calls.values()), max(one.ended for one in calls.values())) for calls in whole]
-    within = [(began, ended) for began, ended in spans if began >= first and ended <= last]
+    spans = [(began, ended) for began, ended in spans if began >= first and ended <= last]
     # A pause before and behind them may be longer: it is cut.
-    if not within or max(ended for _, ended in within) - min(began for began, _ in within) > LONGEST_STEP:
+    if not spans or max(ended for _, ended in spans) - min(began for began, _ in spans) > LONGEST_STEP:
         return None
     place = None if steps.period else _steps_at(process)
     return Stretch(first, last, often if place is None else _steps_between(process, place, first, last))
+
+
+def _usual(stretches: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """The one of median length: where others use the machine too, the steps of some seconds take much longer."""
+    by_length = sorted(stretches, key=lambda one: one[1] - one[0])
+    return by_length[(len(by_length) - 1) // 2]
 
 
 def _steps_at(process: Process) -> Place | None:
@@ -131,11 +138,16 @@ def _before_calls(process: Process, step: Place) -> list[float]:
     return found
 
 
-def _all_are_there_until(calls: Iterable[dict[int, Call]]) -> float:
-    """When the first rank has made its last call, of the ranks that call as often as others: pairs end apart."""
-    ends: dict[int, list[float]] = {}
-    for of_ranks in calls:
-        for rank, call in of_ranks.items():
-            ends.setdefault(rank, []).append(call.ended)
-    usual = statistics.median(len(of_rank) for of_rank in ends.values())
-    return min(max(of_rank) for of_rank in ends.values() if 2 * len(of_rank) >= usual)
+def _all_are_there(calls: Iterable[dict[int, Call]]) -> tuple[float, float]:
+    """When the last rank has made its first call, and the first rank its last one.
+
+    It is of the ranks that call as often as others: pairs end apart. Some ranks may have lost more of their calls.
+    """
+    of_ranks: dict[int, list[Call]] = {}
+    for of_call in calls:
+        for rank, call in of_call.items():
+            of_ranks.setdefault(rank, []).append(call)
+    usual = statistics.median(map(len, of_ranks.values()))
+    often = [of_rank for of_rank in of_ranks.values() if 2 * len(of_rank) >= usual]
+    first = max(min(call.began for call in of_rank) for of_rank in often)
+    return first, min(max(call.ended for call in of_rank) for of_rank in often)

@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,13 +26,24 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from autoddp import codec
 from autoddp.network.loopback import ADDRESS, store_on_loopback
 from autoddp.timing import difference
-from autoddp.wire.replayed_calls import DESTROY_GROUP, MAKE_GROUP, OBJECTS, REST, WAIT, Act, Program, Replay, Replayed
+from autoddp.wire.replayed_calls import (
+    CALLS,
+    DESTROY_GROUP,
+    MAKE_GROUP,
+    OBJECTS,
+    REST,
+    WAIT,
+    Act,
+    Program,
+    Replay,
+    Replayed,
+)
 
 _PATIENCE = timedelta(seconds=20)  # for one call
 _FEWEST, _MOST = 3, 24  # rounds
 _FEWEST_TO_KNOW = 6  # rounds, before which an interval may be narrow by chance
 _WELL_ENOUGH = 0.05  # of a price, to both sides
-_OVERHEAD = 3e-6  # seconds of this file's own between two calls; the script's Python is in its gaps
+_OVERHEAD = 3e-6  # seconds of this file's own between two calls; the script's Python, and torch's, is in its gaps
 _SLEEPS = 1e-4  # shorter than this the kernel does not sleep
 _MOST_TURNS = 100  # of computing and sleeping in one gap
 
@@ -100,6 +112,10 @@ def _end_after(code: int, work: Callable[[], None]) -> None:
 
 def _rank(plan: Replay, rank: int, port: int, result: Path) -> None:
     _end_with_parent()
+    if sys.platform == "linux":
+        # As torchrun's ranks: the kernel shares cores between sessions first (autogroups), then among the threads of
+        # each. In one session small calls of four ranks on two cores took a third longer.
+        os.setsid()
     torch.set_num_threads(plan.threads)
     if plan.backend == "nccl":
         torch.cuda.set_device(rank % torch.cuda.device_count())
@@ -164,13 +180,14 @@ class _Run:
         self._acts = program.acts[rank]
         self._late = late
         self._pause = program.pauses[rank] if program.pauses else 0.0
-        self._data: dict[tuple[str, int, int, int], Any] = {}
+        self._data: dict[tuple[str, int, int, int, bool, int], _Data] = {}
         self._pending: dict[int, Any] = {}  # by the place of the act that has started it
         self._left: list[Any] = []
         self.in_calls = 0.0
         """Seconds that this rank has stood in calls so far, and in waits for their ends."""
         for act in self._acts:
-            self._tensors(act)
+            if act.call in CALLS | OBJECTS:
+                self._data_of(act)
 
     def _new_group(self, ranks: tuple[int, ...]) -> Any:
         """A group, or None where it has no ranks; all ranks call this, as torch demands."""
@@ -238,88 +255,113 @@ class _Run:
         self._left.clear()
 
     def _call(self, act: Act, number: int) -> None:
-        group = self._groups[act.group]
-        root = max(0, act.root)
-        ranks = self._ranks[act.group][root:] + self._ranks[act.group][:root]  # the root first, see `_CALLS`
+        group, ranks, data = self._groups[act.group], self._ranks[act.group], self._data_of(act)
         if act.call in OBJECTS:
-            _OBJECTS[act.call](self._tensors(act), len(ranks), ranks[0], group)
+            _OBJECTS[act.call](data.thing, len(ranks), ranks[max(0, act.root)], group)
             return
-        tensors = self._tensors(act)
-        if act.tensors > 1:
-            torch.cat(tensors["parts"], out=tensors["in"])
-        work = _CALLS[act.call](tensors, ranks, group, not act.waits)
-        if not act.waits and work is not None:
+        if data.parts:
+            torch.cat(data.parts, out=data.whole)
+        if "barrier" in act.call:
+            work = dist.barrier(group=group, async_op=not act.waits)
+        else:
+            work = getattr(group, _ALSO_CALLED.get(act.call, act.call))(*data.arguments)
+        if work is not None and act.waits:  # with NCCL a call that nobody has to wait for may return nothing
+            work.wait()
+        elif work is not None:
             self._pending[number] = work
-        if act.tensors > 1 and act.waits:
-            for part, piece in zip(tensors["parts"], tensors["in"].split(tensors["sizes"]), strict=True):
+        if data.parts and act.waits:
+            for part, piece in zip(data.parts, data.whole.split(data.sizes), strict=True):
                 part.copy_(piece)
 
-    def _tensors(self, act: Act) -> Any:
+    def _data_of(self, act: Act) -> _Data:
         """The data of an act, made once. They are zeros: the time does not depend on the values."""
-        key = (act.call, act.bytes, act.group, act.tensors)
+        key = (act.call, act.bytes, act.group, act.tensors, act.waits, act.root)
         if key not in self._data:
-            self._data[key] = self._made(act)
+            ranks = self._ranks[act.group]
+            self._data[key] = _data(act, len(ranks), ranks.index(self._rank), self._device)
         return self._data[key]
 
-    def _made(self, act: Act) -> Any:
-        if act.call in OBJECTS:
-            return {"loss": 0.5, "filler": "x" * max(0, act.bytes - 48)}
-        ranks = len(self._ranks[act.group])
-        count = max(ranks, -(-act.bytes // 4))
-        count += -count % ranks
-        whole = torch.zeros(count, device=self._device)
-        small = torch.zeros(count // ranks, device=self._device)
-        sizes = [count // act.tensors] * act.tensors
-        sizes[-1] += count - sum(sizes)
-        parts = [torch.zeros(size, device=self._device) for size in sizes] if act.tensors > 1 else []
-        large = (
-            torch.zeros(count * ranks, device=self._device) if "gather" in act.call or act.call == "scatter" else whole
-        )
-        return {"in": whole, "small": small, "large": large, "parts": parts, "sizes": sizes}
+
+@dataclass
+class _Data:
+    """What an act sends and receives."""
+
+    whole: torch.Tensor
+    """What this rank gives to a method of a group."""
+    arguments: tuple[Any, ...] = ()
+    """Of the method."""
+    thing: Any = None
+    """What it gives to a function for objects."""
+    parts: list[torch.Tensor] = field(default_factory=list)
+    """From which it is gathered, and to which it is put back; none where the script has one tensor."""
+    sizes: list[int] = field(default_factory=list)
+    """Numbers of each part."""
 
 
-def _pieces(tensor: torch.Tensor, ranks: tuple[int, ...]) -> list[torch.Tensor]:
-    return list(tensor.chunk(len(ranks)))
+def _data(act: Act, ranks: int, place: int, device: torch.device) -> _Data:
+    """The data of an act. `place`: that of this rank among the ranks of the group."""
+    if act.call in OBJECTS:
+        return _Data(torch.empty(0), thing={"loss": 0.5, "filler": "x" * max(0, act.bytes - 48)})
+    count = max(ranks, -(-act.bytes // 4))
+    count += -count % ranks
+    whole = torch.zeros(count, device=device)
+    sizes = [count // act.tensors] * act.tensors
+    sizes[-1] += count - sum(sizes)
+    parts = [torch.zeros(size, device=device) for size in sizes] if act.tensors > 1 else []
+    arguments = _arguments(act, whole, ranks, is_root=place == max(0, act.root))
+    return _Data(whole, arguments, parts=parts, sizes=sizes)
 
 
-_CALLS: dict[str, Callable[[Any, tuple[int, ...], Any, bool], Any]] = {
-    "allreduce": lambda t, ranks, group, later: dist.all_reduce(t["in"], group=group, async_op=later),
-    "allreduce_coalesced": lambda t, ranks, group, later: dist.all_reduce(t["in"], group=group, async_op=later),
-    "reduce": lambda t, ranks, group, later: dist.reduce(t["in"], ranks[0], group=group, async_op=later),
-    "broadcast": lambda t, ranks, group, later: dist.broadcast(t["in"], ranks[0], group=group, async_op=later),
-    "allgather": lambda t, ranks, group, later: dist.all_gather(
-        _pieces(t["large"], ranks), t["in"], group=group, async_op=later
-    ),
-    "_allgather_base": lambda t, ranks, group, later: dist.all_gather_into_tensor(
-        t["large"], t["in"], group=group, async_op=later
-    ),
-    "reduce_scatter": lambda t, ranks, group, later: dist.reduce_scatter(
-        t["small"], _pieces(t["in"], ranks), group=group, async_op=later
-    ),
-    "_reduce_scatter_base": lambda t, ranks, group, later: dist.reduce_scatter_tensor(
-        t["small"], t["in"], group=group, async_op=later
-    ),
-    "alltoall_base": lambda t, ranks, group, later: dist.all_to_all_single(
-        torch.empty_like(t["in"]), t["in"], group=group, async_op=later
-    ),
-    "alltoall": lambda t, ranks, group, later: dist.all_to_all(
-        _pieces(torch.empty_like(t["in"]), ranks), _pieces(t["in"], ranks), group=group, async_op=later
-    ),
-    "gather": lambda t, ranks, group, later: dist.gather(
-        t["in"], _pieces(t["large"], ranks) if dist.get_rank() == ranks[0] else None, ranks[0], group, later
-    ),
-    "scatter": lambda t, ranks, group, later: dist.scatter(
-        t["in"], _pieces(t["large"], ranks) if dist.get_rank() == ranks[0] else None, ranks[0], group, later
-    ),
-    "barrier": lambda t, ranks, group, later: dist.barrier(group=group, async_op=later),
-    "monitored_barrier": lambda t, ranks, group, later: dist.barrier(group=group, async_op=later),
+def _arguments(act: Act, whole: torch.Tensor, ranks: int, is_root: bool) -> tuple[Any, ...]:
+    """Those of a method of `ProcessGroup`, as the functions of torch.distributed give them."""
+
+    def of_all() -> torch.Tensor:
+        return whole.new_zeros(len(whole) * ranks)
+
+    def pieces(tensor: torch.Tensor) -> list[torch.Tensor]:
+        return list(tensor.chunk(ranks))
+
+    def with_options(name: str, *tensors: Any) -> tuple[Any, ...]:
+        options = getattr(dist.distributed_c10d, name)()
+        if hasattr(options, "asyncOp"):
+            options.asyncOp = not act.waits
+        if hasattr(options, "rootRank"):
+            options.rootRank = max(0, act.root)
+        return (*tensors, options)
+
+    match _ALSO_CALLED.get(act.call, act.call):
+        case "allreduce":
+            return with_options("AllreduceOptions", [whole])
+        case "reduce":
+            return with_options("ReduceOptions", [whole])
+        case "broadcast":
+            return with_options("BroadcastOptions", [whole])
+        case "allgather":
+            return with_options("AllgatherOptions", [pieces(of_all())], [whole])
+        case "_allgather_base":
+            return with_options("AllgatherOptions", of_all(), whole)
+        case "reduce_scatter":
+            return with_options("ReduceScatterOptions", [whole.new_zeros(len(whole) // ranks)], [pieces(whole)])
+        case "_reduce_scatter_base":
+            return with_options("ReduceScatterOptions", whole.new_zeros(len(whole) // ranks), whole)
+        case "alltoall":
+            return with_options("AllToAllOptions", pieces(torch.empty_like(whole)), pieces(whole))
+        case "alltoall_base":
+            return with_options("AllToAllOptions", torch.empty_like(whole), whole, [], [])
+        case "gather":
+            return with_options("GatherOptions", [pieces(of_all())] if is_root else [], [whole])
+        case "scatter":
+            return with_options("ScatterOptions", [whole], [pieces(of_all())] if is_root else [])
+    return ()  # a barrier
+
+
+_ALSO_CALLED = {
+    "allreduce_coalesced": "allreduce",
+    "all_gather_single": "_allgather_base",
+    "reduce_scatter_single": "_reduce_scatter_base",
+    "all_to_all_single": "alltoall_base",
 }
-_CALLS |= {
-    "all_gather_single": _CALLS["_allgather_base"],
-    "reduce_scatter_single": _CALLS["_reduce_scatter_base"],
-    "all_to_all_single": _CALLS["alltoall_base"],
-}
-"""Methods of a group → the same by torch's functions. Of those with a root the first rank of the group is the root."""
+"""Methods of a group that do the same as another one, which every version of torch has."""
 _OBJECTS: dict[str, Callable[[Any, int, int, Any], Any]] = {
     "all_gather_object": lambda thing, ranks, first, group: dist.all_gather_object([None] * ranks, thing, group=group),
     "broadcast_object_list": lambda thing, ranks, first, group: dist.broadcast_object_list(

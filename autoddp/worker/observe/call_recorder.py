@@ -57,12 +57,14 @@ from autoddp.wire.recorded_calls import (
 )
 from autoddp.worker.observe import collectives
 from autoddp.worker.observe.first_uses import FirstUses
-from autoddp.worker.observe.kernel_accounts import pauses, waited_for_cpu
+from autoddp.worker.observe.kernel_accounts import CoreWaits, pauses, waited_for_cpu
 
 logger = get_logger(__name__)
 
 _FIRST_LOOKS = 0.1  # seconds between the first two looks at the process as a whole; a script may end within a second
 _LOOKS = 1.0  # seconds between later ones, at most: a look takes a millisecond or two
+_WAITS_DIVIDED = 5  # of so many times between looks there is one in which waits for a core are divided
+_FIRST_DIVIDED = 3  # looks before the first of these times
 _WAITED_FOR = 4_096  # calls whose end something may still wait for; a script that waits for none must not fill memory
 _address: Callable[[object], int] = object.__hash__
 """A number that no two objects have at one time. `id` would give one too, but each call of it is an audit event, for
@@ -131,6 +133,7 @@ class CallRecorder:
         self._paused_at = self._paused = 0.0
         self._may_try = True
         self._watch: FirstUses | None = None
+        self._core_waits = CoreWaits()
         self._opening = threading.RLock()
         self._codes: dict[int, tuple[CodeType, bool]] = {}
         self._depths: dict[int, int] = {}
@@ -156,12 +159,15 @@ class CallRecorder:
         self._looked: list[tuple[float, ...]] = []
         self._thread = self._threads_before = 0
         self._back = 0.0
+        self.begins: Callable[[], None] | None = None
+        self._looks_made = 0
         self._trial: ThreadsTrial | None = None
         self._watch = None
         self._knows_watch = self._wants_watch = False
 
     def _forked(self) -> None:
         self._is_launched = False
+        self._core_waits = CoreWaits()  # the file of the one before has the account of the parent's thread
         self._opening = threading.RLock()
         if self._watch is not None:
             self._watch.stop()
@@ -246,6 +252,8 @@ class CallRecorder:
                 _COUNT.pack_into(shared, at + _CPU_WAITED_AT, self._cpu())
             place.in_waits += ended - began
             self._back = ended
+            if self.begins is not None:
+                self._core_waits.ends(counts=is_blocking)
             if self._watch is not None:
                 self._watch.waited(_address(work), began, ended, is_blocking)
                 self._begin_or_end_watch(ended)
@@ -486,6 +494,8 @@ class CallRecorder:
     def _open(self) -> None:
         name = os.path.join(self._plan.folder, f"{os.getpid()}-{time.monotonic_ns()}")
         self._thread = threading.get_ident()
+        if self._core_waits.thread != self._thread:
+            self._core_waits = CoreWaits()
         self._shared, self._files = made_file(f"{name}.calls"), f"{name}.names"
         self._opened, self._paused = time.perf_counter(), 0.0  # a pause before the first call is no part of it
         self._set(Header.BEGAN, self._opened)
@@ -509,6 +519,9 @@ class CallRecorder:
     def _look(self, now: float) -> None:
         """Write what is known of the process as a whole: sums of places, and the kernel's accounts."""
         self._note_look()
+        self._looks_made += 1
+        self._core_waits.pass_over()
+        self.begins = self._core_waits.begins if self._looks_made % _WAITS_DIVIDED == _FIRST_DIVIDED else None
         for place in self._all[:PLACES]:
             at = PLACES_FROM + int(place.number) * OF_A_PLACE
             self._set(at, place.count, place.bytes, place.in_calls, place.in_waits)
@@ -554,6 +567,7 @@ class CallRecorder:
             del self._looked[0]
         self._set(Header.FIRST_LOOK, *self._looked[0])
         self._set(Header.LAST_LOOK, *self._looked[-1])
+        self._set(Header.WAITED_IN_GAPS, self._core_waits.in_gaps, self._core_waits.in_calls)
 
     def _cpu(self) -> float:
         """CPU time of this thread; 0 in another one than the first, because two of them cannot be compared."""

@@ -43,6 +43,8 @@ class Recorder(Protocol):
 
     on: bool
     """Whether calls are noted."""
+    begins: Callable[[], None] | None
+    """What is called before each call, or None."""
 
     def begin_anew(self) -> None:
         """Forget the calls so far."""
@@ -130,6 +132,8 @@ class Collectives:
                     return original(self, *args, **kwargs)
                 finally:
                     collectives.wait_ends(stage)
+            if recorder.begins is not None:
+                recorder.begins()
             began = clock()
             try:
                 work = original(self, *args, **kwargs)

@@ -90,6 +90,48 @@ def waited_for_cpu() -> WaitedForCpu:
     return WaitedForCpu(trains / 1e9, helpers / 1e9)
 
 
+class CoreWaits:
+    """Divides the waits of a thread for a core: those between its calls, and those in them.
+
+    It is the thread that creates it. The kernel has one account of both. It is looked at when a call begins and when it
+    is over, through a file that stays open: 2 µs, without an audit event. The calls of other threads do not count.
+    """
+
+    def __init__(self) -> None:
+        self.in_gaps = self.in_calls = 0.0
+        """Seconds so far."""
+        self.thread = threading.get_ident()
+        self._before = -1  # the account at the last look, in nanoseconds; -1: nothing is counted from there
+        self._file = -1
+
+    def begins(self) -> None:
+        """Look before a call."""
+        if threading.get_ident() == self.thread:
+            self.in_gaps += self._look(counts=True)
+
+    def ends(self, counts: bool) -> None:
+        """Look at the end of a call. `counts`: whether all that was waited since the last look lies in it."""
+        if threading.get_ident() == self.thread:
+            self.in_calls += self._look(counts)
+
+    def pass_over(self) -> None:
+        """Do not count what is waited until the next look."""
+        self._before = -1
+
+    def _look(self, counts: bool) -> float:
+        """Seconds that were waited since the last look; 0 where they do not count."""
+        try:
+            if self._file < 0:
+                self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+            now = int(os.pread(self._file, 64, 0).split()[1])
+        except (OSError, IndexError, ValueError):  # no Linux; or the script has closed files that are not its own
+            self.pass_over()
+            self.thread = 0
+            return 0.0
+        before, self._before = self._before, now
+        return (now - before) / 1e9 if counts and before >= 0 else 0.0
+
+
 def pauses() -> int:
     """How often this thread has given up its core by itself, to sleep or to wait; 0 where that is not known."""
     try:
