@@ -53,9 +53,9 @@ class Header:
     """When the process opened the file, at its first call."""
     PAUSED = 2
     """Seconds for which nothing was recorded."""
-    WAITED_IN_GAPS, WAITED_IN_CALLS = 3, 4
-    """Seconds for which the thread has waited for a core between its calls, and in blocking calls, in a part of the
-    time. They are 0 where that is not known."""
+    WAITED_IN_GAPS, GAPS = 3, 4
+    """Seconds for which the thread has waited for a core between its calls, and of all that time, where it was looked
+    at. They are 0 where that is not known."""
     FIRST_LOOK, LAST_LOOK = 8, 16
     """Numbers at which what the kernel says begins, see `LOOK`: after a third of the time, and at the last look."""
 

@@ -174,8 +174,8 @@ def test_what_a_rank_has_waited_for_a_core_is_taken_from_the_gaps_in_which_it_ha
             began = now + 5e-3 + (2e-3 if rank == late else 0.0)
             calls.append(replace(call(place(10), number, began, now + 8e-3 - began), cpu_returned=1.0))
         now, number = now + 8e-3, number + 1
-    look = Look(seconds=0.4, cpu_of_thread=1e-4, cpu_of_process=1e-4, waited_of_thread=0.05)
-    recording = Recording(tuple(process(rank, calls, look=look) for rank, calls in ranks.items()))
+    look = Look(seconds=0.4, cpu_of_thread=1e-4, cpu_of_process=1e-4)
+    recording = Recording(tuple(process(rank, calls, look=look, waits_in_gaps=1 / 6) for rank, calls in ranks.items()))
     script = script_of(recording, steps_of(recording))
     assert script is not None
     for rank in (0, 1):
@@ -435,11 +435,16 @@ def test_a_wait_at_the_start_is_no_gap_of_the_steps() -> None:
     gaps = rank.seconds - 200 * 1e-3
     look = Look(seconds=60.0 + rank.seconds, cpu_of_thread=gaps / 2, waited_of_thread=gaps / 2, began=-59.0)
     began = [call(place(3, "barrier", "barrier"), 0, -59.0, 60.0), *rank.calls]
-    found = _without_start(process(0, began, made=len(began), look=look))
-    assert _of_gaps(found).computes == pytest.approx(0.5, rel=0.05)
-    gap = Played(Act("allreduce", computes=1e-3, sleeps=1e-3), (0, 0), rank.calls[0])
-    assert _idle(found, [gap]) < 0.1, "the other half of the gaps it has waited for a core"
-    assert _idle(replace(found, waits_in_gaps=0.0), [gap]) == 1.0, "it has waited in its calls: so it sleeps in gaps"
+    found = _of_gaps(_without_start(process(0, began, made=len(began), look=look)))
+    assert found.computes == pytest.approx(0.5, rel=0.05)
+
+
+@pytest.mark.parametrize(("waits", "idle"), [(0.0, 1.0), (0.1, 0.6), (0.25, 0.0), (0.4, 0.0)])
+def test_what_a_rank_waits_for_a_core_is_no_sleep(waits: float, idle: float) -> None:
+    """It computes in three quarters of each gap."""
+    (rank, _) = loop(200, where=(10,)).processes
+    gap = Played(Act("allreduce", computes=3e-3, sleeps=1e-3), (0, 0), rank.calls[0])
+    assert _idle(process(0, rank.calls, waits_in_gaps=waits), [gap]) == pytest.approx(idle)
 
 
 def test_a_wait_at_the_start_that_no_look_has_seen_is_taken_from_none() -> None:

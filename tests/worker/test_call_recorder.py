@@ -256,6 +256,20 @@ def test_a_pause_before_the_first_call_is_no_part_of_the_recording(tmp_path: Pat
     assert process.seconds > 0.15
 
 
+def test_what_is_lost_between_a_call_and_its_wait_counts_where_calls_were_lost_too(tmp_path: Path) -> None:
+    """The sums of places stand for the calls that the ring has lost, and say what those would have said."""
+    recorder, group, work = CallRecorder(RecordingPlan(str(tmp_path)), is_launched=True), object(), object()
+    names = {
+        "method": lambda: recorder.noting("allreduce")(group, (), work, 1.0, 2.0),
+        "wait": lambda: recorder.waited(work, 5.0, 6.0),
+    }
+    exec(compile("def all_reduce():\n    method()\n    wait()\n", dist.distributed_c10d.__file__, "exec"), names)
+    names["all_reduce"]()
+    (process,) = recorded(tmp_path).processes
+    assert [one.seconds for one in process.calls] == [5.0]
+    assert [one.in_calls + one.in_waits for one in recorder._all] == [5.0]
+
+
 def test_each_optimizer_ends_a_step_though_several_step_in_one_line(tmp_path: Path) -> None:
     """`for one in optimizers: one.step()` with two of a class: a step is as long as from one to the same one."""
     recorder = CallRecorder(RecordingPlan(str(tmp_path)), is_launched=True)

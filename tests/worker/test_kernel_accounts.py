@@ -70,46 +70,54 @@ def test_who_has_waited_for_a_core() -> None:
     assert crowded[1] > alone[1]
 
 
-DIVIDED = """
+GAPS = """
 import hashlib, json, os, threading
 from autoddp.worker.observe.kernel_accounts import CoreWaits
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-def work(rounds):
-    hashlib.pbkdf2_hmac("sha256", b"a", b"b", rounds)
-def crowded(does):
-    helper = threading.Thread(target=work, args=(6_000_000,))
+def crowded():
+    helper = threading.Thread(target=hashlib.pbkdf2_hmac, args=("sha256", b"a", b"b", 6_000_000))
     helper.start()
-    work(600_000)
-    does()
-    helper.join()
+    hashlib.pbkdf2_hmac("sha256", b"a", b"b", 600_000)
+    return helper.join
+def blocking(does):
+    waits.begins()
+    waits.wait_begins()
+    ends = does()
+    waits.ends(is_blocking=True)
+    ends()
 waits, found = CoreWaits(), []
+def tell():
+    found.append([waits.waited, waits.seconds])
 waits.begins()
-waits.ends(counts=True)
-crowded(waits.begins)
-found.append([waits.in_gaps, waits.in_calls])
+waits.ends(is_blocking=True)
+ends = crowded()
+waits.begins()
+ends()
+waits.ends(is_blocking=True)
+tell()
 waits.pass_over()
+blocking(crowded)
+tell()
 waits.begins()
-crowded(lambda: waits.ends(counts=True))
-found.append([waits.in_gaps, waits.in_calls])
-waits.begins()
-crowded(lambda: waits.ends(counts=False))
-found.append([waits.in_gaps, waits.in_calls])
+ends = crowded()
+waits.wait_begins()
+ends()
+waits.ends(is_blocking=False)
+tell()
 os.closerange(3, 64)
 waits.begins()
-waits.ends(counts=True)
-found.append([waits.in_gaps, waits.in_calls])
+tell()
 print(json.dumps(found))
 """
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs the scheduler's account in /proc")
 def test_waits_between_calls_are_told_from_those_in_calls() -> None:
-    """Waits in what is only started do not count; and a script that closes all files has no more of them."""
-    done = subprocess.run([sys.executable, "-c", DIVIDED], check=True, capture_output=True, text=True)
-    (gap, nothing), (before, call), counted, closed = json.loads(done.stdout)
-    assert gap > 0.02
-    assert call > 0.02
-    assert nothing < gap / 4
-    assert before - gap < call / 4
-    assert counted[1] == pytest.approx(call), "it waits for nothing that it has only started"
-    assert closed == pytest.approx(counted, abs=0.01)
+    """What lies between a call and a later wait for it is between calls; and a script may close all files."""
+    done = subprocess.run([sys.executable, "-c", GAPS], check=True, capture_output=True, text=True)
+    gap, blocking, asynchronous, closed = json.loads(done.stdout)
+    assert 0.02 < gap[0] < gap[1]
+    assert blocking[0] - gap[0] < gap[0] / 4, "it has waited in the call"
+    assert asynchronous[0] - blocking[0] > 0.02, "it computes while the call goes on"
+    assert asynchronous[1] - blocking[1] > 0.04
+    assert closed == pytest.approx(asynchronous, abs=0.01)

@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
+import torch
 from launchers import PATIENCE, environment
 
 from autoddp import codec
@@ -23,6 +25,7 @@ from autoddp.wire.replayed_calls import (
     Replay,
     Replayed,
 )
+from autoddp.worker.bench.replay import _Run
 
 LAUNCHER = """
 import subprocess, sys, time
@@ -80,3 +83,11 @@ def test_each_call_can_be_done_again(tmp_path: Path) -> None:
     found = codec.decode(result.read_text(), Replayed).seconds
     assert found.keys() == programs.keys()
     assert all(len(seconds) >= 3 and min(seconds) > 0 for seconds in found.values())
+
+
+def test_ranks_that_send_by_turns_need_no_more_memory_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_Run, "_new_group", lambda _self, _ranks: None)
+    acts = tuple(Act("broadcast", bytes=400, root=root, waits=waits) for root in (0, 1) for waits in (True, False))
+    run = _Run(Program(((0, 1),), (acts, acts)), 0, torch.device("cpu"))
+    assert len({data.whole.data_ptr() for data in run._data.values()}) == 1
+    assert [data.arguments[1].rootRank for data in run._data.values()] == [0, 0, 1, 1]

@@ -488,26 +488,17 @@ def _of_gaps(process: Process) -> _Gaps:
     look = process.look
     if look.seconds < _FEWEST_SEEN * process.seconds or not look.cpu_of_thread:
         return _Gaps(1.0, process.computes_in_waits)
-    in_calls = _seconds_in_calls(process)
+    in_calls = sum(sums.seconds for place, sums in process.sums.items() if place.group is not None)
     gaps = max(1e-9, look.seconds * (1 - min(1.0, in_calls / process.seconds)))
     # Backends copy in the thread that waits: that is no part of the gaps.
     in_waits = process.computes_in_waits * in_calls * look.seconds / process.seconds
     return _Gaps(min(1.0, max(0.0, look.cpu_of_thread - in_waits) / gaps), process.computes_in_waits)
 
 
-def _seconds_in_calls(process: Process) -> float:
-    return sum(sums.seconds for place, sums in process.sums.items() if place.group is not None)
-
-
 def _idle(process: Process, played: Sequence[Played]) -> float:
     """Share of the time in a rank's gaps for which it does not compute that it sleeps; else it waits for a core."""
-    look = process.look
-    if look.seconds < _FEWEST_SEEN * process.seconds or not look.cpu_of_thread:
-        return 1.0
     computes, sleeps = sum(one.act.computes for one in played), sum(one.act.sleeps for one in played)
-    gaps = look.seconds * (1 - min(1.0, _seconds_in_calls(process) / process.seconds))
-    without_computing = gaps * sleeps / max(1e-9, computes + sleeps)
-    return max(0.0, 1.0 - process.waits_in_gaps * look.waited_of_thread / max(1e-9, without_computing))
+    return max(0.0, 1.0 - process.waits_in_gaps * (computes + sleeps) / max(1e-9, sleeps))
 
 
 def _pause(process: Process, played: Sequence[Played], seconds: float) -> float:

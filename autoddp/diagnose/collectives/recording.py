@@ -214,8 +214,8 @@ class Process:
     """See `WorldNamed`."""
     computes_in_waits: float = 0.0
     """See `WaitsNamed`."""
-    waits_in_gaps: float = 1.0
-    """Of what its thread has waited for a core, the share that lies between its calls; 1 where that is not known."""
+    waits_in_gaps: float = 0.0
+    """Share of the time between its calls for which its thread waits for a core; 0 where that is not known."""
     paused: float = 0.0
     """Seconds for which nothing was recorded: it is the part of a training between whose steps there were pauses."""
     tried: Sequence[Call] = field(default=(), repr=False)
@@ -459,13 +459,8 @@ def _process(path: Path) -> Process | None:
         builds=frozenset(builds),
         paused=numbers[Header.PAUSED],
         computes_in_waits=computes_in_waits,
-        waits_in_gaps=_share(numbers[Header.WAITED_IN_GAPS], numbers[Header.WAITED_IN_CALLS]),
+        waits_in_gaps=numbers[Header.WAITED_IN_GAPS] / max(1e-9, numbers[Header.GAPS]),
     )
-
-
-def _share(part: float, rest: float) -> float:
-    """The share of a part in both; 1 where there is nothing of either."""
-    return part / (part + rest) if part + rest > 0 else 1.0
 
 
 def _call(numbers: memoryview, number: int, places: dict[int, Place]) -> Call | None:

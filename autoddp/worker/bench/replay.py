@@ -181,6 +181,7 @@ class _Run:
         self._late = late
         self._pause = program.pauses[rank] if program.pauses else 0.0
         self._data: dict[tuple[str, int, int, int, bool, int], _Data] = {}
+        self._wholes: dict[tuple[str, int, int], torch.Tensor] = {}
         self._pending: dict[int, Any] = {}  # by the place of the act that has started it
         self._left: list[Any] = []
         self.in_calls = 0.0
@@ -278,7 +279,9 @@ class _Run:
         key = (act.call, act.bytes, act.group, act.tensors, act.waits, act.root)
         if key not in self._data:
             ranks = self._ranks[act.group]
-            self._data[key] = _data(act, len(ranks), ranks.index(self._rank), self._device)
+            data = _data(act, len(ranks), ranks.index(self._rank), self._device, self._wholes.get(key[:3]))
+            self._wholes[key[:3]] = data.whole
+            self._data[key] = data
         return self._data[key]
 
 
@@ -298,13 +301,17 @@ class _Data:
     """Numbers of each part."""
 
 
-def _data(act: Act, ranks: int, place: int, device: torch.device) -> _Data:
-    """The data of an act. `place`: that of this rank among the ranks of the group."""
+def _data(act: Act, ranks: int, place: int, device: torch.device, whole: torch.Tensor | None) -> _Data:
+    """The data of an act. `place`: that of this rank among the ranks of the group.
+
+    `whole`: that of an act which differs in its root alone, or in whether it waits: a script that sends by turns from
+    each rank would else need as much for each of them.
+    """
     if act.call in OBJECTS:
         return _Data(torch.empty(0), thing={"loss": 0.5, "filler": "x" * max(0, act.bytes - 48)})
     count = max(ranks, -(-act.bytes // 4))
     count += -count % ranks
-    whole = torch.zeros(count, device=device)
+    whole = torch.zeros(count, device=device) if whole is None else whole
     sizes = [count // act.tensors] * act.tensors
     sizes[-1] += count - sum(sizes)
     parts = [torch.zeros(size, device=device) for size in sizes] if act.tensors > 1 else []

@@ -63,14 +63,14 @@ logger = get_logger(__name__)
 
 _FIRST_LOOKS = 0.1  # seconds between the first two looks at the process as a whole; a script may end within a second
 _LOOKS = 1.0  # seconds between later ones, at most: a look takes a millisecond or two
-_WAITS_DIVIDED = 5  # of so many times between looks there is one in which waits for a core are divided
-_FIRST_DIVIDED = 3  # looks before the first of these times
+_GAPS_LOOKED_AT = 5  # of so many times between looks there is one in which each gap is looked at, the first one too
 _WAITED_FOR = 4_096  # calls whose end something may still wait for; a script that waits for none must not fill memory
 _address: Callable[[object], int] = object.__hash__
 """A number that no two objects have at one time. `id` would give one too, but each call of it is an audit event, for
 which the hook of the isolation runs; so is each look at a frame or at its code."""
 _NUMBERS, _COUNT, _WAIT = struct.Struct("11d"), struct.Struct("d"), struct.Struct("3d")
-_CALLS_AT, _BYTES_OF_A_CALL, _WAIT_AT, _CPU_WAITED_AT = 8 * CALLS_FROM, 8 * OF_A_CALL, 8 * 5, 8 * 9
+_CALLS_AT, _BYTES_OF_A_CALL = 8 * CALLS_FROM, 8 * OF_A_CALL
+_RETURNED_AT, _WAIT_AT, _CPU_WAITED_AT = 8 * 4, 8 * 5, 8 * 9
 _GIVEN_ONE = ("allreduce", "broadcast", "reduce", "send", "recv", "recv_anysource", "allreduce_coalesced")
 """Methods that are given one list of tensors, which they read and write. What is not named here is only slower."""
 _NOT_THE_SCRIPT = tuple(
@@ -220,6 +220,8 @@ class CallRecorder:
                 at = _CALLS_AT + made % CALLS * _BYTES_OF_A_CALL
                 if work is None:
                     pack(shared, at, place.number, number, size, began, returned, returned, returned, 1, cpu, 0, root)
+                    if self.begins is not None:
+                        self._core_waits.ends(is_blocking=True)
                 else:
                     pack(shared, at, place.number, number, size, began, returned, 0, 0, 0, cpu, 0, root)
                     pending[address(work)] = (at, place, direct)
@@ -236,6 +238,10 @@ class CallRecorder:
 
         return note
 
+    def wait_begins(self) -> None:
+        """See `Recorder`."""
+        self._core_waits.wait_begins()
+
     def waited(self, work: Any, began: float, ended: float) -> None:
         """See `Recorder`. It must be called by the patched method itself."""
         found = self._pending.pop(_address(work), None)
@@ -250,10 +256,12 @@ class CallRecorder:
             _WAIT.pack_into(shared, at + _WAIT_AT, began, ended, is_blocking)
             if not is_blocking:  # else it has computed next to nothing since the call has returned
                 _COUNT.pack_into(shared, at + _CPU_WAITED_AT, self._cpu())
-            place.in_waits += ended - began
+            # torch waits at once: a core that is lost in between is lost to the call, as in `Call.seconds`.
+            since = _COUNT.unpack_from(shared, at + _RETURNED_AT)[0] if is_blocking else began
+            place.in_waits += ended - since
             self._back = ended
             if self.begins is not None:
-                self._core_waits.ends(counts=is_blocking)
+                self._core_waits.ends(is_blocking)
             if self._watch is not None:
                 self._watch.waited(_address(work), began, ended, is_blocking)
                 self._begin_or_end_watch(ended)
@@ -521,7 +529,7 @@ class CallRecorder:
         self._note_look()
         self._looks_made += 1
         self._core_waits.pass_over()
-        self.begins = self._core_waits.begins if self._looks_made % _WAITS_DIVIDED == _FIRST_DIVIDED else None
+        self.begins = self._core_waits.begins if self._looks_made % _GAPS_LOOKED_AT == 1 else None
         for place in self._all[:PLACES]:
             at = PLACES_FROM + int(place.number) * OF_A_PLACE
             self._set(at, place.count, place.bytes, place.in_calls, place.in_waits)
@@ -567,7 +575,7 @@ class CallRecorder:
             del self._looked[0]
         self._set(Header.FIRST_LOOK, *self._looked[0])
         self._set(Header.LAST_LOOK, *self._looked[-1])
-        self._set(Header.WAITED_IN_GAPS, self._core_waits.in_gaps, self._core_waits.in_calls)
+        self._set(Header.WAITED_IN_GAPS, self._core_waits.waited, self._core_waits.seconds)
 
     def _cpu(self) -> float:
         """CPU time of this thread; 0 in another one than the first, because two of them cannot be compared."""

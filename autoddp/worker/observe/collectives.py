@@ -44,7 +44,7 @@ class Recorder(Protocol):
     on: bool
     """Whether calls are noted."""
     begins: Callable[[], None] | None
-    """What is called before each call, or None."""
+    """What is called before each call, or None; where it is there, `wait_begins` is called before each wait."""
 
     def begin_anew(self) -> None:
         """Forget the calls so far."""
@@ -60,6 +60,9 @@ class Recorder(Protocol):
 
         With the group, the arguments, the work (None where all is done), and when the call began and returned.
         """
+
+    def wait_begins(self) -> None:
+        """Something is about to wait for the end of a call."""
 
     def waited(self, work: Any, began: float, ended: float) -> None:
         """Something has waited for the end of `work`."""
@@ -132,8 +135,8 @@ class Collectives:
                     return original(self, *args, **kwargs)
                 finally:
                     collectives.wait_ends(stage)
-            if recorder.begins is not None:
-                recorder.begins()
+            if (begins := recorder.begins) is not None:  # another thread may end the looks at this moment
+                begins()
             began = clock()
             try:
                 work = original(self, *args, **kwargs)
@@ -155,6 +158,8 @@ class Collectives:
         def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
             recorder = collectives.recorder
             stage = collectives.wait_begins() if collectives.tells else None
+            if recorder is not None and recorder.on and recorder.begins is not None:
+                recorder.wait_begins()
             began = clock()
             try:
                 result = original(self, *args, **kwargs)

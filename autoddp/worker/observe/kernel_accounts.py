@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,45 +92,61 @@ def waited_for_cpu() -> WaitedForCpu:
 
 
 class CoreWaits:
-    """Divides the waits of a thread for a core: those between its calls, and those in them.
+    """Tells for which share of the time between its calls a thread waits for a core.
 
-    It is the thread that creates it. The kernel has one account of both. It is looked at when a call begins and when it
-    is over, through a file that stays open: 2 µs, without an audit event. The calls of other threads do not count.
+    It is the thread that creates it. The kernel has one account of all that a thread waits. It is looked at when a call
+    begins, when the wait for its end begins, which may be much later, and when that is over, through a file that stays
+    open: 2 µs, without an audit event. The calls of other threads do not count.
     """
 
     def __init__(self) -> None:
-        self.in_gaps = self.in_calls = 0.0
-        """Seconds so far."""
+        self.waited = self.seconds = 0.0
+        """Seconds for which it has waited between its calls so far, and seconds of all that time."""
         self.thread = threading.get_ident()
-        self._before = -1  # the account at the last look, in nanoseconds; -1: nothing is counted from there
+        self._before = (0, 0.0)  # the account in nanoseconds, and the time, at the last look
+        self._counts = False  # whether what comes after that look is counted
+        self._since_call = (0.0, 0.0)  # what was waited, and how long that was, until the wait for the end began
         self._file = -1
 
     def begins(self) -> None:
         """Look before a call."""
         if threading.get_ident() == self.thread:
-            self.in_gaps += self._look(counts=True)
+            self._add(*self._look())
 
-    def ends(self, counts: bool) -> None:
-        """Look at the end of a call. `counts`: whether all that was waited since the last look lies in it."""
+    def wait_begins(self) -> None:
+        """Look before a wait for the end of a call."""
         if threading.get_ident() == self.thread:
-            self.in_calls += self._look(counts)
+            self._since_call = self._look()
+
+    def ends(self, is_blocking: bool) -> None:
+        """Look at the end of a call. `is_blocking`: its wait came at once; else it has computed before the wait."""
+        if threading.get_ident() == self.thread:
+            self._look()
+            if not is_blocking:
+                self._add(*self._since_call)
+            self._since_call = (0.0, 0.0)
 
     def pass_over(self) -> None:
-        """Do not count what is waited until the next look."""
-        self._before = -1
+        """Do not count what comes before the next look."""
+        self._counts, self._since_call = False, (0.0, 0.0)
 
-    def _look(self, counts: bool) -> float:
-        """Seconds that were waited since the last look; 0 where they do not count."""
+    def _add(self, waited: float, seconds: float) -> None:
+        self.waited += waited
+        self.seconds += seconds
+
+    def _look(self) -> tuple[float, float]:
+        """Seconds that were waited since the last look, and seconds of that time; 0 where they do not count."""
         try:
             if self._file < 0:
                 self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
-            now = int(os.pread(self._file, 64, 0).split()[1])
+            now = int(os.pread(self._file, 64, 0).split()[1]), time.perf_counter()
         except (OSError, IndexError, ValueError):  # no Linux; or the script has closed files that are not its own
             self.pass_over()
             self.thread = 0
-            return 0.0
-        before, self._before = self._before, now
-        return (now - before) / 1e9 if counts and before >= 0 else 0.0
+            return 0.0, 0.0
+        (waited, at), self._before = self._before, now
+        counts, self._counts = self._counts, True
+        return ((now[0] - waited) / 1e9, now[1] - at) if counts else (0.0, 0.0)
 
 
 def pauses() -> int:
