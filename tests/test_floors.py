@@ -41,6 +41,7 @@ HOMES = {
         "torchrun/options.py",
         "torchrun/surroundings.py",
         "network/loopback.py",
+        "commandline/environment.py",
         "commandline/local_fingerprint.py",
         "commandline/mode.py",
         "cli/main.py",
@@ -72,6 +73,7 @@ HOMES = {
 IMPORTED_AS = {"nvidia-ml-py": "pynvml"}
 ONLY_THIS_OF_TORCH = {
     "commandline/mode.py": {"torch.__version__"},  # to compare with a recipe's
+    "commandline/environment.py": {"torch.backends.mkl.is_available"},  # else torch may compute as numpy does
     "commandline/local_fingerprint.py": {"torch"},  # its CUDA and NCCL, likewise
     "cli/main.py": {"torch.distributed.elastic.multiprocessing.errors.record"},  # as torchrun's own main is decorated
 }

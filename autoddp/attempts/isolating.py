@@ -189,12 +189,12 @@ def _overlay(options: Options, folder: RunFolder, keeper: Keeper) -> tuple[Isola
     if sys.platform != "linux":
         return None, "only Linux has it"
     important = tuple(dict.fromkeys(_important(options)))
-    why = "no local disk can hold the upper layer (container file systems, tmpfs and network disks cannot)"
+    why = "no local disk can hold the scratch folder (container file systems, tmpfs and network disks cannot)"
     for parent in sorted(_places(folder), key=_is_nearly_full):
         try:
             layers = folder.private(parent)
         except OSError as error:
-            why = f"{parent} cannot hold the upper layer ({error.strerror})"
+            why = f"{parent} cannot hold the scratch folder ({error.strerror})"
             continue
         keeper.removes([str(layers)])  # before it is tried, which takes a while: the launcher may be killed meanwhile
         tried = Layers(str(layers / "try"), str(layers / "kept"), options.diagnose_only)

@@ -949,6 +949,8 @@ class JobMachine:
             return "" if self._starts.has_variables else attempt.failure
         if not attempt.failure and not attempt.workers:
             return NO_DDP
+        if not attempt.failure and self._facts is None:
+            return TOO_SHORT  # no order was out that could be a shorter one: another start would end in the same way
         if self.leads is False:
             return ""
         if attempt.failure and not self._journal.entries and self._is_one_host:

@@ -30,11 +30,14 @@ from autoddp.torchrun.options import ending_signals, load_torchrun, require_job_
 from autoddp.torchrun.surroundings import environment_with
 
 _HELP = """\
-usage: autoddp diagnose [--json] [options of autoddp and torchrun] train.py [its arguments]
+usage: autoddp diagnose [--json] [options] train.py [its arguments]
 
-Find out why a training job is slow. The unmodified script runs as in tuning, so your files stay as they are. Causes are
-suspected by the times of each rank's stages, then proved by experiments: kept batches in place of the loader, steps
-without reduction, a delay on one rank. Nothing is tuned, and no job is launched afterwards.
+Find out why a training job is slow. The unmodified script runs as in tuning, so
+your files stay as they are. The times of each rank's stages (data, forward,
+backward and others) make causes suspicious. Experiments on the running script
+prove them: it is given copies of earlier batches in place of the data loader,
+it leaves out the reduction of gradients, or one rank is delayed. Nothing is
+tuned, and no job is launched afterwards.
 
   --json                  print one JSON document instead of tables
   --diagnose-budget TIME  time for measuring (90s of steps)

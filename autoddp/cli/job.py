@@ -18,14 +18,17 @@ _NAME = re.compile("[a-z]([a-z0-9-]{0,61}[a-z0-9])?")  # Kubernetes' rule, which
 _TIME = re.compile("([0-9]+-)?[0-9]+(:[0-9]+){0,2}")
 _OF_THE_FILE = ("nnodes", "node_rank", "master_addr", "master_port", "rdzv_backend", "rdzv_endpoint", "standalone")
 """Fields of torchrun's options that the cluster sets."""
-_OF_FILES = ("--help", "--nodes", "--gpus", "--name", "--time", "--image")
-"""Options of this command, all of which but the first have a value."""
+_OF_FILES = ("--nodes", "--gpus", "--name", "--time", "--image")
+"""Options of this command, all of which have a value."""
+_HELP = ("-h", "--help")
 _EXAMPLE = """\
-  autoddp job slurm --nodes 4 --gpus 8 train.py --epochs 3 > job.sh && sbatch job.sh
+  autoddp job slurm --nodes 4 --gpus 8 train.py --epochs 3 > job.sh
+  sbatch job.sh
   autoddp job kubeflow --gpus 8 --image me/train train.py | kubectl apply -f -
 
-Prints the file and nothing else. All other options, and the arguments behind the
-script's name, are those of `autoddp train.py`."""
+Prints the file and nothing else. The options below stand right behind the kind
+of file. All other options, and the arguments behind the script's name, are
+those of `autoddp train.py`."""
 
 
 def run(arguments: list[str]) -> int:
@@ -38,7 +41,9 @@ def run(arguments: list[str]) -> int:
         raise UsageError(f"job: {given.kind} runs containers: name an image that has autoddp in it by --image")
     if given.kind != "slurm" and given.time:
         raise UsageError(f"job: --time {given.time}: only Slurm's script has a limit of time; leave it out")
-    options = parse(words, asks_cluster=False)
+    if given.kind == "slurm" and given.image:
+        raise UsageError(f"job: --image {printable(given.image)}: Slurm's script starts no container; leave it out")
+    options = _parsed(words, given.kind)
     _require_free_place(options)
     if given.kind != "slurm":
         _require_text(words)
@@ -53,9 +58,21 @@ def run(arguments: list[str]) -> int:
 def _divided(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """The options of the file, which stand first, and the words of `autoddp` from the first other one on."""
     end = 1
-    while end < len(arguments) and arguments[end].partition("=")[0] in _OF_FILES:
-        end += 1 if "=" in arguments[end] or arguments[end] == "--help" else 2
+    while end < len(arguments) and arguments[end].partition("=")[0] in (*_OF_FILES, *_HELP):
+        end += 1 if "=" in arguments[end] or arguments[end] in _HELP else 2
     return _parser().parse_args(arguments[:end]), arguments[end:]
+
+
+def _parsed(words: Sequence[str], kind: str) -> Options:
+    """What `autoddp` makes of these words; UsageError also for an option of the file that stands among them."""
+    try:
+        return parse(words, asks_cluster=False)
+    except UsageError as error:
+        unknown = re.match(r"unknown option (--[\w-]+)", str(error))
+        if unknown is None or unknown[1] not in _OF_FILES:
+            raise
+        # What its text suggests, such as --nproc-per-node for --gpus, would make a file that asks for no GPU.
+        raise UsageError(f"job: {unknown[1]}: an option of the file: write it right behind {kind}") from None
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -33,10 +33,14 @@ def run(arguments: list[str]) -> int:
         except AutoddpError as problem:
             if not options.json:
                 raise
-            show_json({"ok": False, "file": file, "error": str(problem)})
-            return problem.exit_code
+            return _fault(file, problem)
     if "form" in options:
-        return _code(options.file, recipes[0], options.form, options.json)
+        try:
+            return _code(options.file, recipes[0], options.form, options.json)
+        except AutoddpError as problem:  # a sound recipe that these lines cannot say
+            if not options.json:
+                raise
+            return _fault(options.file, problem)
     if "files" in options:
         return _diff(options.files, recipes[0], recipes[1], options.json)
     (recipe,) = recipes
@@ -47,6 +51,12 @@ def run(arguments: list[str]) -> int:
     else:
         show(text(printable(options.file), recipe))
     return 0
+
+
+def _fault(file: str, problem: AutoddpError) -> int:
+    """Tell a program why there is no answer; the exit code."""
+    show_json({"ok": False, "file": file, "error": str(problem)})
+    return problem.exit_code
 
 
 def _parser() -> argparse.ArgumentParser:

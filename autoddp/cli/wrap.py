@@ -36,16 +36,21 @@ VARIABLE = "AUTODDP_WRAP"
 _TORCHRUN = "torch.distributed.run"
 _DIAGNOSE, _JSON = "diagnose", "--json"
 _HELP = """\
-usage: autoddp wrap [options of autoddp] COMMAND [its arguments]
-       autoddp wrap diagnose [--json] [options of autoddp] COMMAND [its arguments]
-       eval "$(autoddp wrap [options of autoddp])"
+usage: autoddp wrap [options] COMMAND [its arguments]
+       autoddp wrap diagnose [--json] [options] COMMAND [its arguments]
+       eval "$(autoddp wrap [options])"
 
-Run a command that starts torchrun itself, for example `accelerate launch`. Each torchrun in it becomes autoddp with the
-options given here, and says so in one line. After the word diagnose, each becomes `autoddp diagnose`; a program of that
-name stands behind a `--`. Without a command: print the lines by which a shell does the same for all that it starts.
+Run a command that starts torchrun itself, for example `accelerate launch`. Each
+torchrun in it becomes autoddp with the options given here, and says so in one
+line. torchrun's own options stand in the command.
 
-Two variables of the environment carry this. What is started without them keeps its torchrun: after `env -i` or `sudo`,
-on other machines, and in a Python that ignores PYTHONPATH (-E, -I). Write `autoddp wrap` behind such a word:
+After the word diagnose, each torchrun becomes `autoddp diagnose`; a program of
+that name stands behind a `--`. Without a command: print the lines by which a
+shell does the same for all that it starts.
+
+Two variables of the environment carry this. What is started without them keeps
+its torchrun: after `env -i` or `sudo`, on other machines, and in a Python that
+ignores PYTHONPATH (-E, -I). Write `autoddp wrap` behind such a word:
 `env -i PATH="$PATH" autoddp wrap torchrun train.py`.
 """
 

@@ -10,11 +10,15 @@ from autoddp.commandline.mode import Mode
 from autoddp.commandline.options import Options
 from autoddp.commandline.saved_recipes import Note
 from autoddp.commandline.watching import watch_plan
+from autoddp.knobs.computing import THREADS
 from autoddp.log import tell
 from autoddp.network.own_network import VARIABLES, Network
 from autoddp.recipe import Recipe
 from autoddp.topology.nccl.interface_names import GLOO
+from autoddp.torchrun.options import processes_per_node
 from autoddp.wire import WorkerConfig, naming_errors
+
+_OF_NUMPY = "OPENBLAS_NUM_THREADS"
 
 
 def job_environment(options: Options, mode: Mode, network: Network) -> dict[str, str]:
@@ -47,7 +51,23 @@ def _of_recipe(options: Options, mode: Mode, recipe: Recipe, network: Network) -
     )
     # Where there is a note to write, also a recipe that launches the script as written needs the worker: it tells
     # whether this is the recipe's job.
-    return variables | (config.environment(os.environ) if config.configuration or note or variables else {})
+    ours = config.environment(os.environ) if config.configuration or note or variables else {}
+    return _threads_of_numpy(options, recipe, variables) | variables | ours
+
+
+def _threads_of_numpy(options: Options, recipe: Recipe, variables: dict[str, str]) -> dict[str, str]:
+    """What leaves numpy the one thread that it had in the trials, where the recipe gives torch more.
+
+    Both read OMP_NUM_THREADS when a process starts, and torchrun sets it to 1 for each of several ranks. Trials change
+    torch's number alone, in the running process. In the job the workers of data loaders would compute with as many
+    threads as a rank, each of them. Without MKL torch may compute by OpenBLAS itself: then nothing is set.
+    """
+    by_starts = bool(recipe.evidence.objective)  # there each number had a start of its own, for numpy too
+    if by_starts or THREADS.variable not in variables or _OF_NUMPY in os.environ:
+        return {}
+    from torch.backends.mkl import is_available
+
+    return {_OF_NUMPY: "1"} if processes_per_node(options.torchrun) > 1 and is_available() else {}
 
 
 def _reachable(variables: dict[str, str], network: Network) -> dict[str, str]:

@@ -83,6 +83,7 @@ commands, each with a --help of its own:
 _USUAL = ("trials", "recipe", "allow", "accumulate_up_to", "budget", "tune_only", "isolation", "verbose", "dry_run")
 _USUAL_OF_TORCHRUN = ("nnodes", "nproc_per_node")
 """What `--help` lists; `--help-all` lists all."""
+_ALL = "All options, torchrun's too: autoddp --help-all; the version: autoddp --version"
 
 
 class _Kind(NamedTuple):
@@ -180,7 +181,7 @@ class Options:
         choices=[rung.value for rung in GRADIENT_RUNGS],
     )
     """None: not given; a study then allows near, and a saved recipe is launched as it is."""
-    accumulate_up_to: int | None = _option("steps of the script that may become one (1)", "N", _whole(1), "4")
+    accumulate_up_to: int | None = _option("steps that may become one, with a larger batch (1)", "N", _whole(1), "4")
     """None: not given, as with `allow`."""
     cuda_graphs: bool = _switch("try CUDA graphs too (new: not yet the default)")
     recompile: bool = _switch("try what makes torch.compile compile the model again")
@@ -203,13 +204,19 @@ class Options:
         "time for finding out why a step is slow (a quarter of measuring; 0: none)", "TIME", _DURATION_OR_NONE, "30s"
     )
     """Seconds. None: not given."""
-    near_limit: float = _option(f"largest gradient error of near ({_NEAR:g})", "X", _SHARE, "0.02", _NEAR)
+    near_limit: float = _option(
+        f"largest gradient error with which a near setting is launched ({_NEAR:g})", "X", _SHARE, "0.02", _NEAR
+    )
     """`knobs.fidelity` says where the default comes from, as for `lossy_limit`."""
     lossy_limit: float = _option(
-        f"largest gradient error of lossy, over some steps ({_LOSSY:g})", "X", _SHARE, "0.95", _LOSSY
+        f"the same for a lossy setting, over some steps together ({_LOSSY:g})", "X", _SHARE, "0.95", _LOSSY
     )
     watch: int | None = _option(
-        "reductions between two looks at the gradient error in the job", "N|off", _INTERVAL, "1000"
+        "measure the gradient error in the job every N reductions, or never (as often as half a percent of its time "
+        "allows)",
+        "N|off",
+        _INTERVAL,
+        "1000",
     )
     """0: the error is not measured. None: as often as half a percent of the job's time allows."""
     objective: Objective | None = _option(
@@ -225,20 +232,23 @@ class Options:
     seed: int = _option("seed of the search (0)", "N", _SEED, "0", StudySettings.seed)
     output: Path = _option("folder for logs and summary.json (.autoddp/)", "DIR", _PATH, default=OUTPUT)
     """Another folder is the default where the current one takes no files, see `runs.usual_folders`."""
-    keep_runs: int = _option("how many runs stay in that folder (20)", "N", _whole(1), "20", 20)
+    keep_runs: int = _option("runs that stay in the folder of --output (20)", "N", _whole(1), "20", 20)
     """Run folders that stay in `output`, this run's own counted."""
     isolation: Level | None = _option(
-        "how your files are kept from changes", "|".join(level.value for level in Level), _LEVEL, "guard"
+        "how your files are kept from changes (the best here)",
+        "|".join(level.value for level in Level),
+        _LEVEL,
+        "guard",
     )
     """None: not given; the best that the host allows."""
     scratch_limit: Allowance | None = _option(
         "disk for what the script writes in tuning (20%% of free)", "SIZE", _ROOM, "20G"
     )
     """None: not given; `attempts.isolating` has the share."""
-    fresh: bool = _switch("begin a new study, also where one of the same job was cut off")
+    fresh: bool = _switch("tune from the beginning, also where tuning of the same job was cut off")
     no_orphans: bool = _switch("end all that the job has started as soon as the launcher has gone")
     """See `processes.supervisor`."""
-    verbose: bool = _switch("show each trial, the diagnosis in full and what each rung gives")
+    verbose: bool = _switch("show each trial, the diagnosis in full and what each level of --allow gives")
     dry_run: bool = _switch("print what would be run")
     diagnose_only: bool = False
     """`autoddp diagnose`: nothing is tuned, and nothing is launched."""
@@ -386,7 +396,7 @@ def _parser_of(whole: bool, of_diagnose: bool) -> argparse.ArgumentParser:
         prog="autoddp",
         usage="autoddp [options of autoddp and torchrun] train.py [its arguments]",
         description=None if of_diagnose else _USES,
-        epilog=None if whole or of_diagnose else "All options, torchrun's too: autoddp --help-all",
+        epilog=None if whole or of_diagnose else _ALL,
         add_help=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -470,7 +480,9 @@ def leading_own(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     end, places = len(argv), _without_own(argv, lenient=True)[2]
     ours, rest = list(argv[: min(places, default=end)]), list(argv[min(places, default=end) :])
     if rest and rest[0] != "--" and rest[0].startswith("-"):
-        raise UsageError(f"{rest[0]}: no option of autoddp{did_you_mean(rest[0], option_names(own_parser()))}")
+        meant = did_you_mean(rest[0], option_names(own_parser()))
+        torchruns = "torchrun's stand in the command, see autoddp wrap --help"
+        raise UsageError(f"{rest[0]}: no option of autoddp{meant}; {torchruns}")
     _options(_without_own(ours)[0], argparse.Namespace(), True)
     return ours, rest[1:] if rest[:1] == ["--"] else rest
 

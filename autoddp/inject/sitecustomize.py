@@ -16,6 +16,7 @@ TYPE_CHECKING = False  # typing's own would import typing
 if TYPE_CHECKING:
     from collections.abc import Callable
     from importlib.machinery import ModuleSpec
+    from typing import Any
 
 
 class FirstSight:
@@ -188,6 +189,39 @@ def _name_the_error_at_exit() -> None:
     register(at_exit)
 
 
+def _stay_armed(orders: "dict[str, str]") -> None:
+    """Keep the orders where this process becomes another program, as a script that starts itself anew by numactl.
+
+    What it forks and starts is no rank, and gets none. `execvp` and the others call one of these two.
+    """
+    here, rank = os.path.dirname(os.path.abspath(__file__)), os.getpid()
+    execv_before, execve_before = os.execv, os.execve
+
+    def armed(env: "Any") -> "Any":
+        distributed = sys.modules.get("torch.distributed")
+        has_met = distributed is not None and distributed.is_available() and distributed.is_initialized()
+        is_usual = hasattr(env, "keys") and all(isinstance(name, str) for name in env)
+        if os.getpid() != rank or has_met or not is_usual:  # who has met the others does something else afterwards
+            return env
+        new = {**env, **orders}
+        path = os.fsdecode(env["PYTHONPATH"]) if "PYTHONPATH" in env else None
+        if here not in (path or "").split(os.pathsep):
+            new["PYTHONPATH"] = os.pathsep.join([here, *([path] if path else [])])
+            if path is not None:
+                new["AUTODDP_USERS_PYTHONPATH"] = path
+        return new
+
+    def execv(path: "Any", argv: "Any") -> "Any":
+        return execv_before(path, argv) if os.getpid() != rank else execve_before(path, argv, armed(os.environ))
+
+    def execve(path: "Any", argv: "Any", env: "Any") -> "Any":
+        return execve_before(path, argv, armed(env))
+
+    os.execv, os.execve = execv, execve
+    if execve_before in os.supports_fd:
+        os.supports_fd.add(execve)
+
+
 isolation = os.environ.get("AUTODDP_WORKER_ISOLATION")
 if isolation is not None:
     # Both variables stay, so that Python processes which the script starts are isolated too.
@@ -207,6 +241,9 @@ if tune is not None or apply is not None or launcher is not None:
     _end_with_gloo_at_rest()
 if launcher is not None:
     _name_the_error_at_exit()
+orders = {"AUTODDP_WORKER_TUNES": tune, "AUTODDP_WORKER_APPLIES": apply, "AUTODDP_NAMES_ERRORS_FOR": launcher}
+if tune is not None or apply is not None or launcher is not None:
+    _stay_armed({name: order for name, order in orders.items() if order is not None})
 # Now, and not where torch is imported: many scripts set LOCAL_RANK, or other variables of torchrun's, before that.
 environment = dict(os.environ)
 if records is not None:

@@ -138,7 +138,8 @@ def _recipe(values: dict[str, Any], place: _Place) -> Recipe:
     if "schema" not in values:
         raise schema.error(f"missing; a recipe begins with schema = {SCHEMA}, is this one?")
     if _value(OneOrMore, values["schema"], schema) > SCHEMA:
-        raise schema.error("written by a newer autoddp; upgrade it: pip install -U autoddp", values["schema"])
+        newer = "written by a newer autoddp; upgrade it from its checkout: git pull, then pip install -e ."
+        raise schema.error(newer, values["schema"])
     known = _known(Recipe, values, place, schema=OneOrMore)
     del known["schema"]
     return Recipe(**known)

@@ -230,6 +230,10 @@ def test_a_dry_run_starts_nothing(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["plain.py"]
 
 
+def test_the_help_fits_a_terminal() -> None:
+    assert max(map(len, _HELP.splitlines())) <= 80
+
+
 def test_no_option_is_ignored_in_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()

@@ -102,6 +102,9 @@ def test_the_machine_on_which_the_file_is_made_does_not_matter(
         (["slurm", "--nnodes", "4", "train.py"], "job: --nnodes: on a cluster"),
         (["slurm", "--standalone", "train.py"], "job: --standalone: on a cluster"),
         (["slurm", "--unheard-of", "train.py"], "unknown option --unheard-of"),
+        (["slurm", "--allow", "exact", "--gpus", "8", "train.py"], "job: --gpus: an option of the file: write it"),
+        (["slurm", "--seed", "1", "--nodes=4", "train.py"], "job: --nodes: an option of the file: write it"),
+        (["slurm", "--image", "me/train", "train.py"], "job: --image me/train: Slurm's script starts no container"),
         (["kubeflow", "train.py"], "name an image"),
         (["pytorchjob", "--time", "1:00", "--image", "x", "train.py"], "only Slurm's script has a limit of time"),
     ],
@@ -138,3 +141,16 @@ def test_letters_beyond_16_bits_are_read_again(capsys: pytest.CaptureFixture[str
     trainer = manifest["trainer"] if kind == "kubeflow" else manifest["pytorchReplicaSpecs"]["Master"]["template"]
     found = trainer if kind == "kubeflow" else trainer["spec"]["containers"][0]
     assert found["command"] == ["autoddp", *words]
+
+
+@pytest.mark.parametrize("words", [["-h"], ["slurm", "-h"], ["kubeflow", "-h"], ["slurm", "--nodes", "4", "--help"]])
+def test_the_help_is_the_files_and_fits_a_terminal(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit) as ended:
+        run(words)
+    assert ended.value.code == 0
+    out = capsys.readouterr().out
+    assert "--image IMAGE" in out
+    assert max(map(len, out.splitlines())) <= 80

@@ -86,7 +86,8 @@ def test_check(file: str, capsys: Any) -> None:
 def test_a_bad_recipe(tmp_path: Path, capsys: Any, command: str) -> None:
     path = tmp_path / "bad.toml"
     path.write_text("schema = 7\n")
-    line = f"{path}: schema = 7: written by a newer autoddp; upgrade it: pip install -U autoddp"
+    newer = "written by a newer autoddp; upgrade it from its checkout: git pull, then pip install -e ."
+    line = f"{path}: schema = 7: {newer}"
     with pytest.raises(RecipeError) as caught:
         run([command, str(path)])
     assert str(caught.value) == line

@@ -12,6 +12,7 @@ import forks
 import pytest
 from launchers import AUTODDP, REPORTER, ROOT, SCRIPTS, TORCHRUN, environment, start, whole
 
+from autoddp.cli.wrap import _HELP
 from autoddp.commandline.options import leading_own, parse_apart
 
 BIN = Path(sys.executable).parent
@@ -184,7 +185,7 @@ def test_a_python_without_autoddps_dependencies_keeps_its_torchrun(tmp_path: Pat
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--trails", "3", "x"], "--trails: no option of autoddp (did you mean '--trials'?)"),
+        (["--trails", "3", "x"], "--trails: no option of autoddp (did you mean '--trials'?); torchrun's stand in"),
         (["--trials", "x", "y"], "must be a whole number of 0 or more"),
         (["--trials"], "needs a value"),
         whole(["--nproc-per-node", "2", "x"], "--nproc-per-node: no option of autoddp"),
@@ -219,6 +220,10 @@ def test_a_variable_set_by_hand_may_be_wrong(options: str, says: str, tmp_path: 
     assert launch.returncode == 2
     assert says in launch.stderr
     assert "Traceback" not in launch.stderr
+
+
+def test_the_help_fits_a_terminal() -> None:
+    assert max(map(len, _HELP.splitlines())) <= 80
 
 
 def test_what_stands_before_the_command() -> None:

@@ -604,6 +604,19 @@ def test_a_script_without_ddp(desk: Desk) -> None:
         facts.result(0)
 
 
+def test_a_script_that_ends_well_before_it_has_trained_is_started_once(desk: Desk) -> None:
+    """It evaluates, perhaps for an hour, or finds that its training is finished."""
+    facts = desk.asks_facts()
+    desk.begins()
+    desk.hello(0)
+    desk.hello(1)
+    desk.goodbye(0)
+    desk.goodbye(1)
+    assert desk.ended().result(0) is False
+    with pytest.raises(TuningOver, match=r"^the script ends before a single measurement can be made$"):
+        facts.result(0)
+
+
 def test_a_rank_that_fails_before_it_has_built_a_model_has_built_none(desk: Desk) -> None:
     desk.begins()
     desk.hello(0)

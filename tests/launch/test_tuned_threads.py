@@ -92,3 +92,13 @@ def test_a_users_own_number_stays(words, monkeypatch, capsys):
     options = parse(words)
     assert "OMP_NUM_THREADS" not in job_environment(options, choose(options), Network())
     assert "OMP_NUM_THREADS=2 is set here and stays" in capsys.readouterr().err
+
+
+def test_numpy_keeps_the_threads_that_it_had_in_the_trials(words, monkeypatch):
+    """torchrun gives each of several ranks one, and trials change torch's number alone."""
+    monkeypatch.setattr("torch.backends.mkl.is_available", lambda: True)
+    options = parse(words)
+    found = job_environment(options, choose(options), Network())
+    assert (found["OMP_NUM_THREADS"], found["OPENBLAS_NUM_THREADS"]) == ("3", "1")
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "2")  # the user's own
+    assert "OPENBLAS_NUM_THREADS" not in job_environment(options, choose(options), Network())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -213,13 +214,17 @@ def test_a_list_of_bucket_sizes_becomes_its_largest() -> None:
         (replace(RECIPE, configuration=AS_WRITTEN, env={}), "launches the script as it is written"),
     ],
 )
-def test_recipes_that_no_code_can_say(recipe: Recipe, said: str, tmp_path: Path) -> None:
+def test_recipes_that_no_code_can_say(
+    recipe: Recipe, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "train.autoddp.toml"
     save(recipe, file)
     with pytest.raises(AutoddpError, match=said) as raised:
         run(["code", str(file)])
     assert "\n" not in str(raised.value)
     assert raised.value.exit_code == 2
+    assert run(["code", str(file), "--json"]) == 2
+    assert json.loads(capsys.readouterr().out) == {"ok": False, "file": str(file), "error": str(raised.value)}
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,12 +20,13 @@ POSITIVE = ": must be a finite number above 0"
 LIST = ': must be a list of one or more texts, as ["cpu"]'
 COUNTS = ": must be a list of whole numbers, 1 or more, as [4, 8]"
 OF_ALL = ": must have nodes, 2, numbers, of which the sum is world_size, 8"
+NEWER = "schema = 2: written by a newer autoddp; upgrade it from its checkout: git pull, then pip install -e ."
 
 BAD = [
     # what is replaced, by what, the exact line after "train.autoddp.toml: "
     ("schema = 1", "", "schema: missing; a recipe begins with schema = 1, is this one?"),
-    ("schema = 1", "schema = 2", "schema = 2: written by a newer autoddp; upgrade it: pip install -U autoddp"),
-    ("schema = 1", "schema = 2\nnew = 1", "schema = 2: written by a newer autoddp; upgrade it: pip install -U autoddp"),
+    ("schema = 1", "schema = 2", NEWER),
+    ("schema = 1", "schema = 2\nnew = 1", NEWER),
     ("schema = 1", "schema = 0", "schema = 0: must be a whole number, 1 or more"),
     ("schema = 1", 'schema = "1"', 'schema = "1": must be a whole number, 1 or more'),
     ("schema = 1", "schema = true", "schema = true: must be a whole number, 1 or more"),

@@ -37,6 +37,7 @@ from autoddp.knobs.env import keeps_memory
 from autoddp.wire import BlockDone, Finish, Measure, Message, Ready, WatchPlan, WorkerConfig
 from autoddp.worker.ddp.arguments import AVAILABLE_ARGUMENTS
 from autoddp.worker.ddp.model import parameters_digest
+from autoddp.worker.ddp.used_parameters import UsedParameters
 from autoddp.worker.gradients.accumulation import Accumulation
 from autoddp.worker.gradients.deferred import ImplicitNoSync
 from autoddp.worker.graphs import Graphs
@@ -82,6 +83,7 @@ OF_SCRIPT: dict[str, dict[str, dict[str, Any]]] = {
     "registers a hook": {"fp16": {"hook": "fp16", "gradient_as_bucket_view": True}},
     "registers torch's hook": {"bf16": {"hook": "bf16", "bucket_cap_mb": 0.5}},
     "sets a static graph": {"cap": {"bucket_cap_mb": 0.5}},
+    "looks for unused": {"static": {"static_graph": True}},
 }
 """Script → name → configuration. Each script is one way of training that some knobs need, or that once went wrong."""
 NOT_HERE = {knob.name for knob in KNOBS if knob.reach is Reach.DDP} - AVAILABLE_ARGUMENTS
@@ -122,7 +124,7 @@ class Training:
         self.script = script
         self.backend = StaticBackend()
         net = torch.compile(Net(), backend=self.backend) if script == "compiled" else Net()
-        self.models = [DDP(net)]
+        self.models = [DDP(net, find_unused_parameters=script == "looks for unused")]
         if script == "registers a hook":
             self.models[0].register_comm_hook(*hook_for(Configuration({"hook": "bf16"}), dist.group.WORLD))
         if script == "registers torch's hook":
@@ -180,7 +182,11 @@ def of_model(ddp: DDP) -> dict[str, Any]:
     # A hook in Python has another name here where a trial compares gradients.
     named = ddp.logger._get_ddp_logging_data().strs_map.get("comm_hook", "")
     built_in = named if named.startswith("BuiltinCommHookType") else ""
-    return {"plain": plain, "buckets": buckets, "hooks": hooks, "torch's hook": built_in}
+    # Only those that stay: others watch the job's first steps.
+    every = (hook for p in ddp.parameters() for hook in (p._post_accumulate_grad_hooks or {}).values())
+    counted = sum(hook.__module__ == UsedParameters.__module__ for hook in every)
+    of_object = {"plain": plain, "buckets": buckets, "hooks": hooks, "counted gradients": counted}
+    return {**of_object, "torch's hook": built_in}
 
 
 def saved(training: Training) -> dict[str, Any]:
@@ -201,8 +207,12 @@ def saved(training: Training) -> dict[str, Any]:
 
 NOT_SAVED = ("registers a hook", "compiled")
 """Nor could these objects be saved without autoddp: the hook holds a process group, and the backend local functions."""
-LEFT_OUT = ("_modules", "_module_parameters", "modules_buffers", "named_module_buffers", "require_forward_param_sync")
-"""Tensors, and what only the next pass reads: whether it broadcasts buffers, as each does that follows a reduction."""
+LEFT_OUT = (
+    *("_modules", "_module_parameters", "modules_buffers", "named_module_buffers"),
+    *("require_forward_param_sync", "_has_rebuilt_buckets"),
+)
+"""Tensors; and what no object that is loaded reads: whether its next pass broadcasts buffers, as each does that follows
+a reduction, and whether its buckets were put in order, which they were not in the new reducer."""
 
 
 def names_in(thing: Any) -> list[str]:

@@ -105,6 +105,35 @@ def test_no_more_threads_are_tried_than_a_start_can_give() -> None:
         assert given == min(asked, most) or (given > most and not torch.backends.mkl.is_available())
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [
+        ("", "", ""),
+        ("os.environ.setdefault('OMP_NUM_THREADS', '1')", "", ""),  # the launched job's value stays there
+        ("os.environ['OMP_NUM_THREADS'] = '1'", "", "the script sets OMP_NUM_THREADS"),
+        ("", "torch.set_num_threads(1)", "the script sets the number of threads"),
+        ("", "torch.set_num_threads(2)", "the script sets the number of threads"),
+    ],
+)
+def test_a_number_of_threads_that_the_script_sets_is_not_tuned(before: str, after: str, says: str) -> None:
+    """Also where it is the one that torchrun gives: the script would set it again in the launched job."""
+    asked = f"""
+import os
+from autoddp.worker.process.bootstrap import notice_writes
+given, is_written = os.environ.get("OMP_NUM_THREADS"), notice_writes("OMP_NUM_THREADS")
+{before}
+import torch
+from autoddp.worker.effects.threads import Threads
+threads = Threads(None if is_written() else given, "")
+threads.watch()
+{after}
+print(threads.pinned())
+"""
+    variables = {**environment(), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", asked], env=variables, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == says
+
+
 def test_every_knob_is_driven() -> None:
     driven = {
         knob for of_script in OF_SCRIPT.values() for values in of_script.values() for knob in Configuration(values)

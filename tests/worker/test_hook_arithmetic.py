@@ -52,3 +52,10 @@ def test_without_gradients_there_is_nothing_to_measure() -> None:
     assert arithmetic_of([]) is None
     assert arithmetic_of([torch.ones(3), torch.ones(3, dtype=torch.int64)]) is None
     assert arithmetic_of([torch.empty(0, requires_grad=True)]) is None
+
+
+def test_it_is_measured_whatever_device_the_script_has_made_the_default() -> None:
+    """As by `torch.set_default_device("cuda")`."""
+    parameters = list(nn.Linear(64, 64).parameters())
+    with torch.device("meta"):
+        assert arithmetic_of(parameters) is not None

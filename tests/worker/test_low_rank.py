@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from autoddp.worker.hooks.powersgd import _orthogonal
+from autoddp.worker.hooks.powersgd import _first_factor, _orthogonal
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -25,3 +25,11 @@ def test_rows_are_orthonormal_whatever_the_rank(true: int, asked: int, dtype: to
 
 def test_nothing_stays_nothing() -> None:
     assert not _orthogonal(torch.zeros(1, 4, 16)).any()
+
+
+def test_the_first_factor_is_drawn_whatever_device_the_script_has_made_the_default() -> None:
+    """As by `torch.set_default_device("cuda")`."""
+    stack = torch.zeros(2, 8, 16)
+    expected = _first_factor(stack, 4, 0)
+    with torch.device("meta"):
+        assert torch.equal(_first_factor(stack, 4, 0), expected)

@@ -183,6 +183,37 @@ def test_a_process_started_again_leaves_when_the_launcher_is_gone(folder: Path) 
     assert (found.returncode, found.stdout, found.stderr) == (0, "", "")
 
 
+STARTS_ITSELF_ANEW = """
+import os, sys
+if "AGAIN" not in os.environ:
+    os.environ["AGAIN"] = "1"
+    {how}
+import torch
+ours = [name for name in os.environ if name.startswith(("AUTODDP_WORKER", "AUTODDP_NAMES"))]
+print("autoddp.worker.job.applying" in sys.modules, os.environ["PYTHONPATH"], ours)
+"""
+HOWS = {
+    "execv": ("os.execv(sys.executable, [sys.executable, *sys.argv])", True),
+    "by another program": ("os.execvpe('env', ['env', sys.executable, *sys.argv], dict(os.environ))", True),
+    "in a group": (
+        "import torch.distributed as d; d.init_process_group('gloo', store=d.HashStore(), rank=0, world_size=1)\n"
+        "    os.execv(sys.executable, [sys.executable, *sys.argv])",
+        False,
+    ),
+    "a fork": ("os.fork() or os.execv(sys.executable, [sys.executable, *sys.argv]); sys.exit(os.wait()[1])", False),
+}
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_a_rank_that_starts_itself_anew_stays_one(folder: Path, how: str) -> None:
+    """As with another PYTHONHASHSEED, or bound by numactl. What it forks is none."""
+    act, stays = HOWS[how]
+    (folder / "again.py").write_text(STARTS_ITSELF_ANEW.format(how=act))
+    env = bare(folder, str(folder / "user"))
+    found = run(folder, {**env, **ORDERS["recipe"].environment(env)}, "again.py")
+    assert (found.returncode, found.stdout) == (0, f"{stays} {folder / 'user'} []\n"), found.stderr
+
+
 OLD = torch.__version__ < (2, 8)
 """Torch 2.6 does not import this module itself: a script beside a statistics.py of its own cannot be tuned with it."""
 IMPORTS = """

@@ -292,7 +292,7 @@ class _Data:
     whole: torch.Tensor
     """What this rank gives to a method of a group."""
     arguments: tuple[Any, ...] = ()
-    """Of the method."""
+    """What the method is called with."""
     thing: Any = None
     """What it gives to a function for objects."""
     parts: list[torch.Tensor] = field(default_factory=list)
@@ -320,7 +320,7 @@ def _data(act: Act, ranks: int, place: int, device: torch.device, whole: torch.T
 
 
 def _arguments(act: Act, whole: torch.Tensor, ranks: int, is_root: bool) -> tuple[Any, ...]:
-    """Those of a method of `ProcessGroup`, as the functions of torch.distributed give them."""
+    """What a method of `ProcessGroup` is called with, as the functions of torch.distributed call it."""
 
     def of_all() -> torch.Tensor:
         return whole.new_zeros(len(whole) * ranks)

@@ -21,7 +21,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs.ddp_arguments import FIND_UNUSED, STATIC_GRAPH
-from autoddp.log import tell
 from autoddp.worker.ddp.backward import after_this_backward, when_backward_begins
 from autoddp.worker.ddp.handlers import DdpEvents
 from autoddp.worker.ddp.private import must_reduce
@@ -40,7 +39,9 @@ class _Watched:
         self._count = len(parameters)
         self.ids = [id(p) for p in parameters]
         """Identities of the parameters, which the DDP object keeps alive."""
-        self._handles = [p.register_post_accumulate_grad_hook(self._note(place)) for place, p in enumerate(parameters)]
+        # Before a trial the script may have frozen some: they take no hook, and count as missing.
+        asking = [(place, p) for place, p in enumerate(parameters) if p.requires_grad]
+        self._handles = [p.register_post_accumulate_grad_hook(self._note(place)) for place, p in asking]
 
     def _note(self, place: int) -> Callable[[torch.Tensor], None]:
         return lambda _parameter: self.missing.discard(place)
@@ -63,20 +64,31 @@ class _Watched:
 class UsedParameters(DdpEvents):
     """RuntimeError in a backward pass that reduces and does not reach all parameters.
 
-    `of` gives what is known of an object; `left_out(why)` is called where one goes on without the static graph.
+    `of` gives what is known of an object; `left_out(why)` is called where one goes on without the static graph, and
+    `fails(why)`, which raises that error, in such a pass.
     """
 
     def __init__(
-        self, switch: ReductionSwitch, of: Callable[[DDP], Wrapped | None], left_out: Callable[[str], None]
+        self,
+        switch: ReductionSwitch,
+        of: Callable[[DDP], Wrapped | None],
+        left_out: Callable[[str], None],
+        fails: Callable[[str], None],
     ) -> None:
-        self._switch, self._of, self._left_out = switch, of, left_out
+        self._switch, self._of, self._left_out, self._fails = switch, of, left_out, fails
         self._watched: dict[Wrapped, _Watched] = {}
 
     def built(self, wrapped: Wrapped) -> None:
         """See `DdpEvents`."""
         self._watched = {one: watched for one, watched in self._watched.items() if one.ddp is not None}
-        if wrapped.takes and wrapped.arguments.get(FIND_UNUSED):
+        if wrapped.has_static_graph_of_ours and wrapped.arguments.get(FIND_UNUSED):
             self._watched[wrapped] = _Watched(wrapped.parameters)
+
+    def look_again(self, wrapped: Sequence[Wrapped]) -> None:
+        """These objects have another configuration: count the gradients of those alone that have a static graph now."""
+        for one in wrapped:
+            self.forget(one)
+            self.built(one)
 
     def forget(self, wrapped: Wrapped) -> None:
         """Forget an object that is as written again."""
@@ -108,9 +120,4 @@ class UsedParameters(DdpEvents):
             return
         names = {id(parameter): name for name, parameter in ddp.module.named_parameters()}
         name = names.get(watched.ids[min(watched.missing)], "one that the script has taken out of the model")
-        why = (
-            f"the recipe's {STATIC_GRAPH.name} needs the gradients of all parameters in each step, {name} has none: "
-            "the job stops; launch it without the recipe (--trials 0), or tune again (--trials 20)"
-        )
-        tell(why)
-        raise RuntimeError(f"autoddp: {why}")
+        self._fails(f"{STATIC_GRAPH.name} needs the gradients of all parameters in each step, {name} has none")

@@ -250,6 +250,11 @@ class Wrapped:
             ddp.logger = cast("Any", _LoggerWithoutSamples(ddp.logger))
 
     @property
+    def has_static_graph_of_ours(self) -> bool:
+        """Whether the configuration gives the object a static graph."""
+        return bool(STATIC_GRAPH.of(self._present[0]))
+
+    @property
     def has_buckets_of_ours(self) -> bool:
         """Whether the configuration changes the buckets, and the script has a hook that may depend on them."""
         return self.hook_sees_buckets and not self._present[0].keys().isdisjoint(OF_BUCKETS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from autoddp.cpus import usable_cpus
 from autoddp.knobs import Configuration
 from autoddp.knobs.computing import THREADS
 from autoddp.worker.effects.base import Effect
+
+_set_num_threads = torch.set_num_threads
 
 
 class Threads(Effect):
@@ -23,10 +26,25 @@ class Threads(Effect):
             self._pinned = self._pinned or f"the script sets {THREADS.variable}"
         self.as_written = torch.get_num_threads()
         self._before: tuple[int, str | None] | None = None
+        self._script_sets = False
+
+    def watch(self) -> None:
+        """Notice from here on that the script sets the number, also to what it is already.
+
+        torchrun gives each of several ranks one thread, and many scripts ask for one: in the launched job they would
+        set the number back to one.
+        """
+
+        @functools.wraps(_set_num_threads)
+        def set_num_threads(count: int) -> None:
+            self._script_sets = True
+            _set_num_threads(count)
+
+        torch.set_num_threads = set_num_threads  # type: ignore[assignment]
 
     def pinned(self) -> str:
         """Why the number must stay as it is; "" if it may change. Call it after the script has set itself up."""
-        if torch.get_num_threads() != self.as_written:
+        if self._script_sets or torch.get_num_threads() != self.as_written:
             return self._pinned or "the script sets the number of threads"
         return self._pinned
 
@@ -53,7 +71,7 @@ class Threads(Effect):
         else:
             os.environ[THREADS.variable] = variable
         if torch.get_num_threads() != count:
-            torch.set_num_threads(count)
+            _set_num_threads(count)
 
 
 def most_at_start() -> int:

@@ -32,7 +32,7 @@ class FullBucket:
         """
         sizes = [torch.Size(shape).numel() for shape in shapes]
         generator = torch.Generator().manual_seed(0)
-        flat = torch.randn(sum(sizes), generator=generator).to(like)
+        flat = torch.randn(sum(sizes), generator=generator, device="cpu").to(like)
         return cls(flat, [part.view(shape) for part, shape in zip(flat.split(sizes), shapes, strict=True)])
 
     def index(self) -> int:

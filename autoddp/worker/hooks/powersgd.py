@@ -285,8 +285,9 @@ def _sort(
 def _first_factor(stack: torch.Tensor, rank: int, index: int) -> torch.Tensor:
     """A random orthonormal q, equal on all ranks; the script's random generators are not used."""
     generator = torch.Generator().manual_seed(_SEED + index)
-    draw = torch.randn(stack.shape[0], stack.shape[2], rank, generator=generator).transpose(1, 2).contiguous()
-    return _orthogonal(draw).to(stack)
+    # Not on the default device, which a script may set to its GPU: the generator is the CPU's.
+    draw = torch.randn(stack.shape[0], stack.shape[2], rank, generator=generator, device="cpu")
+    return _orthogonal(draw.transpose(1, 2).contiguous()).to(stack)
 
 
 def _orthogonal(matrices: torch.Tensor) -> torch.Tensor:

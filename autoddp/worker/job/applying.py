@@ -91,7 +91,7 @@ class _Applied(DdpHandlers):
             self._check = ParameterCheck(knobs_that_part_ranks(configuration), self._switch)
             self.handlers.append(self._check)
         if STATIC_GRAPH.of(configuration):
-            self._used_parameters = UsedParameters(self._switch, patch.of, _learn_no_graph)
+            self._used_parameters = UsedParameters(self._switch, patch.of, _learn_no_graph, _stop)
             self.handlers.append(self._used_parameters)
         if BROADCAST_BUFFERS.name in configuration:
             self._local_buffers = LocalBuffers(self._switch, _broadcast_again)
@@ -242,6 +242,13 @@ def _broadcast_again(why: str) -> None:
 
 def _learn_no_graph(why: str) -> None:
     _warn(f"the recipe's {STATIC_GRAPH.name} is left out: {why}")
+
+
+def _stop(why: str) -> None:
+    """End the job in a backward pass; whichever rank has found the reason says so."""
+    text = f"the recipe's {why}: the job stops; launch it without the recipe (--trials 0), or tune again (--trials 20)"
+    tell(text)
+    raise RuntimeError(f"autoddp: {text}")
 
 
 def _give_copies(why: str) -> None:

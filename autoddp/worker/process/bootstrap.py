@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 from collections.abc import Callable, Mapping
 from types import ModuleType
+from typing import Any
 
 import wrapt
 
@@ -68,10 +70,33 @@ def _arm_for_tuning(config: WorkerConfig) -> None:
     watch_the_end(launcher)
     if started_with("RANK", ""):
         start_heartbeat(os.path.join(config.scratch, "heartbeats"))
-    given = os.environ.get("OMP_NUM_THREADS")
-    _when_torch_is_imported(
-        lambda: importlib.import_module("autoddp.worker.trial.tuning").start_tuning(config, launcher, given)
-    )
+    given, is_written = os.environ.get("OMP_NUM_THREADS"), notice_writes("OMP_NUM_THREADS")
+
+    def start() -> None:
+        tuning = importlib.import_module("autoddp.worker.trial.tuning")
+        tuning.start_tuning(config, launcher, None if is_written() else given)
+
+    _when_torch_is_imported(start)
+
+
+def notice_writes(variable: str) -> Callable[[], bool]:
+    """Notice from here on whether the script writes this variable, also the value that it has, until that is asked."""
+    environment: Any = type(os.environ)
+    write, written = environment.__setitem__, list[str]()
+
+    @functools.wraps(write)
+    def noticing(self: Any, name: str, value: str) -> None:
+        if name == variable:
+            written.append(name)
+        write(self, name, value)
+
+    def is_written() -> bool:
+        if environment.__setitem__ is noticing:  # else somebody has wrapped it since
+            environment.__setitem__ = write
+        return bool(written)
+
+    environment.__setitem__ = noticing
+    return is_written
 
 
 def _when_torch_is_imported(then: Callable[[], None]) -> None:

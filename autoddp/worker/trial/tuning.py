@@ -11,8 +11,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from autoddp.isolation.stopping import stopper
-from autoddp.knobs import ObservedSteps
-from autoddp.knobs.ddp_arguments import GRADIENT_AS_BUCKET_VIEW
+from autoddp.knobs import Configuration, ObservedSteps
+from autoddp.knobs.ddp_arguments import GRADIENT_AS_BUCKET_VIEW, STATIC_GRAPH
 from autoddp.wire import LauncherClient, WorkerConfig
 from autoddp.wire.started_with import started_with
 from autoddp.worker.ddp.handlers import CAPTURES, PASSES_BY, UNPICKLED, DdpHandlers
@@ -22,7 +22,9 @@ from autoddp.worker.ddp.patch import Patch, watch_uneven_inputs
 from autoddp.worker.ddp.private import divides_by_those_left, is_joining
 from autoddp.worker.ddp.unreduced import STEPS as UNREDUCED_STEPS
 from autoddp.worker.ddp.unreduced import Unreduced
+from autoddp.worker.ddp.used_parameters import UsedParameters
 from autoddp.worker.ddp.wrapped import Wrapped, why_another_world
+from autoddp.worker.effects.base import Effect
 from autoddp.worker.effects.binding import Binding
 from autoddp.worker.effects.compiling import Compiling
 from autoddp.worker.effects.threads import Threads
@@ -53,10 +55,15 @@ _STEPS_WITHOUT_DDP = 20  # of an optimizer: a script that trains with DDP has bu
 
 
 def start_tuning(config: WorkerConfig, launcher: LauncherClient, threads_given: str | None) -> None:
-    """Patch DDP and wait for the script to build one. `threads_given`: OMP_NUM_THREADS as the process was started."""
+    """Patch DDP and wait for the script to build one.
+
+    `threads_given`: OMP_NUM_THREADS as the process was started; None where the script has set it, also to that value.
+    """
     patch = Patch()
     switch = ReductionSwitch(patch.of)
-    job = _TuningJob(config, launcher, patch, switch, Threads(threads_given, config.threads_pinned))
+    threads = Threads(threads_given, config.threads_pinned)
+    threads.watch()
+    job = _TuningJob(config, launcher, patch, switch, threads)
     patch.events = job
     switch.script_prepares = job.script_prepares
     patch.install()
@@ -91,6 +98,7 @@ class _TuningJob(DdpHandlers):
         self.compiling = Compiling(patch.alive)
         self.experiments = Experiments(patch)
         self._unreduced = Unreduced(patch.alive, switch)
+        self._used_parameters = UsedParameters(switch, patch.of, _fail_with_static_graph, _fail_without_gradients)
         self._inputs = InputsSeen(patch.of, switch.as_written)
         self._measured: set[str] = set()
         self._forwards: list[int] = []
@@ -106,6 +114,7 @@ class _TuningJob(DdpHandlers):
                 self._graphs,  # serve passes that reduce: the two before it decide which do
                 self.experiments.stages,
                 self._unreduced,
+                self._used_parameters,
                 BucketViews(switch, _fail_with_views),
             ]
         )
@@ -280,6 +289,7 @@ class _TuningJob(DdpHandlers):
             compiling=self.compiling,
             graphs=self._graphs,
         )
+        effects = (*effects, _CountedGradients(self._used_parameters, self._patch))
         model = LiveDdp(self._patch, self._switch, effects, self.compiling, self.experiments)
         digests = facts.parameters_digest.split("+")
         self._runner = TrialRunner(
@@ -295,9 +305,28 @@ class _TuningJob(DdpHandlers):
         self._runner.begin()
 
 
+class _CountedGradients(Effect):
+    """Counts gradients in trials of a static graph as the launched job does, because that takes time in each step."""
+
+    def __init__(self, used_parameters: UsedParameters, patch: Patch) -> None:
+        self._used_parameters, self._patch = used_parameters, patch
+
+    def apply(self, configuration: Configuration) -> None:
+        """See `Effect`. It comes after the objects have got the configuration."""
+        self._used_parameters.look_again(self._patch.alive())
+
+
 def _fail(why: str) -> None:
     """End the trial that is being measured, with a reason."""
     raise RuntimeError(f"several steps cannot be one: {why}")
+
+
+def _fail_with_static_graph(why: str) -> None:
+    raise RuntimeError(f"autoddp: {STATIC_GRAPH.name} is impossible: {why}")
+
+
+def _fail_without_gradients(why: str) -> None:
+    raise RuntimeError(f"autoddp: {why}")
 
 
 def _fail_with_views(why: str) -> None:
