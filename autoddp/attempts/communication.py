@@ -128,10 +128,13 @@ def diagnosed(
 
 def replayed(plan: Replay, place: Path, environment: Mapping[str, str]) -> Replayed | str:
     """Do what the plan says; how long each program took, or why it failed."""
-    place.mkdir(mode=0o700, exist_ok=True)
     result = place / "result.json"
-    (place / "plan.json").write_text(encode(plan), encoding="utf-8")
-    append(place / "log", "")
+    try:
+        place.mkdir(mode=0o700, exist_ok=True)
+        (place / "plan.json").write_text(encode(plan), encoding="utf-8")
+        append(place / "log", "")
+    except OSError as error:  # as on a full disk: what was recorded is an answer without it
+        return f"{place} cannot be written ({error.strerror})"
     command = [sys.executable, "-m", _MODULE, str(place / "plan.json"), str(result)]
     with open(place / "log", "ab") as log:
         # In a session of its own, so that Ctrl-C reaches only the launcher, which ends it.

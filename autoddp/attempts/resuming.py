@@ -71,10 +71,18 @@ def cut_off(folder: RunFolder, job: Job, settings: StudySettings, facts: JobFact
         if time.time() - made < _OLDEST
     ]
     for _, path in sorted(found, reverse=True)[:1]:
-        entries = _entries(path / folder.journal.name)
+        entries = _certain(_entries(path / folder.journal.name))
         if len(entries) >= _FEWEST:
             return path.name, entries
     return "", ()
+
+
+def _certain(entries: Sequence[Entry]) -> Sequence[Entry]:
+    """All but a failure at the end, which is measured again: what has cut the study off may be its cause.
+
+    Where a host is lost, the ranks of the others fail seconds before their launchers know why.
+    """
+    return entries[:-1] if entries and entries[-1].done is None else entries
 
 
 def _cut_off_before(folder: RunFolder, wanted: str) -> Iterator[tuple[float, Path]]:

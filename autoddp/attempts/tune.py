@@ -264,16 +264,21 @@ class Tuning:
         tuned.built_ddp, tuned.why = job.machine.built_ddp, tuned.why or job.machine.why_over
         tuned.wall_seconds["total"] = time.perf_counter() - began
         if self.options.diagnose_only and tuned.why == NO_DDP:
-            environment = {**os.environ, **self._own_network}
-            replay = self._folder.path / "replay"
-            budget = self.options.diagnose_budget or _DIAGNOSING
-            calls, say = self._place / CALLS, self.reporter.say
-            self.communication = diagnosed(calls, replay, environment, budget, say, self.rates)
+            self.communication = self._diagnosed_without_ddp()
         if self.options.diagnose_only and tuned.diagnosis is not None:
             self.own_collectives = table(recorded(self._place / CALLS))
         tuned = self._agreed(tuned, job.machine.leads is True)
         study_is_over(self._folder)
         return tuned
+
+    def _diagnosed_without_ddp(self) -> CommunicationDiagnosis | None:
+        environment = {**os.environ, **self._own_network}
+        replay, budget = self._folder.path / "replay", self.options.diagnose_budget or _DIAGNOSING
+        try:
+            return diagnosed(self._place / CALLS, replay, environment, budget, self.reporter.say, self.rates)
+        except BaseException as error:  # such as a signal: the others would wait for a minute and a half
+            self._leave(error)
+            raise
 
     @property
     def _deadline(self) -> Deadline:
@@ -288,7 +293,8 @@ class Tuning:
         HostLost where too few are left. Where nothing is to be launched, what was found stands on those that are left.
         """
         why_over = self.hosts.why_over
-        if tuned.diagnosis is not None and why_over:
+        is_found = tuned.diagnosis is not None or self.communication is not None
+        if is_found and why_over:
             self.hosts.leave(why_over)
             self.reporter.warn(f"the diagnosis ended early: {why_over}")
             return tuned
@@ -297,7 +303,7 @@ class Tuning:
             answer, built_ddp = self.hosts.one_answer(mine, tuned.built_ddp, self.reporter.say, leads)
         except BaseException as error:
             self._leave(error)
-            if tuned.diagnosis is None or not isinstance(error, HostLost):
+            if not is_found or not isinstance(error, HostLost):
                 raise
             self.reporter.warn(f"the diagnosis ended early: {error}")
             return tuned
@@ -432,12 +438,18 @@ class Tuning:
             return self._attempt(number, job, wanted)
         except OSError as error:
             place = printable(error.filename or str(self._folder.path))
-            job.give_up(f"{place} cannot be written ({error.strerror or error}); --output names another place")
+            why = f"{place} cannot be written ({error.strerror or error}); --output names another place"
+            self._cannot_start(job, why)
             return ""
+
+    def _cannot_start(self, job: LiveJob, why: str) -> None:
+        """Tuning is over. The others hear of it at once: under guard they wait for this host's part of the start."""
+        job.give_up(why)
+        self.hosts.end(why)
 
     def _attempt(self, number: int, job: LiveJob, wanted: Mapping[str, str]) -> str:
         if why := self._isolation.why_not_started(self._torchrun):
-            job.give_up(why)
+            self._cannot_start(job, why)
             return ""
         place = self._place = self._folder.attempt(number)
         written = self._where_writes_go(number, place)

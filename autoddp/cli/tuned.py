@@ -18,7 +18,7 @@ from autoddp.commandline.rank_count import set_one
 from autoddp.commandline.saved_recipes import arguments_digest, is_looked_for, place_for, remove_notes, script_names
 from autoddp.commandline.secret_words import without_secrets
 from autoddp.diagnose.collectives import CommunicationDiagnosis
-from autoddp.errors import AutoddpError, NotTuned, PlaceTaken, RecipeError, first_line
+from autoddp.errors import AutoddpError, NotTuned, PlaceTaken, RecipeError, UnfitRecipe, first_line
 from autoddp.hosts.late_hosts import Plan, Running, differs
 from autoddp.knobs import Configuration
 from autoddp.knobs.hook import POWERSGD_RANK, POWERSGD_START_STEP, start_step
@@ -114,6 +114,9 @@ class Results:
             try:
                 place = place_for(options, parse(tuned.recipe, options.recipe_path), say)
             except RecipeError as error:  # it came from another host, or from a process of the script
+                if tuned.outcome is None:  # the host that leads has another version of autoddp, and launches it
+                    same = "let all hosts have one version of autoddp"
+                    raise UnfitRecipe(f"the other hosts launch what this one cannot read: {error}; {same}") from None
                 tuned.why = f"the recipe that was found is not sound: {error}"
         if tuned.outcome is not None:
             found = summary(tuned.outcome, tuned.wall_seconds, str(place or options.recipe_path))

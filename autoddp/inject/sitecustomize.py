@@ -200,8 +200,10 @@ def _stay_armed(orders: "dict[str, str]") -> None:
     def armed(env: "Any") -> "Any":
         distributed = sys.modules.get("torch.distributed")
         has_met = distributed is not None and distributed.is_available() and distributed.is_initialized()
+        patch = sys.modules.get("autoddp.worker.ddp.patch")
+        has_trained = patch is not None and patch.Patch.has_built  # its group may be destroyed by now
         is_usual = hasattr(env, "keys") and all(isinstance(name, str) for name in env)
-        if os.getpid() != rank or has_met or not is_usual:  # who has met the others does something else afterwards
+        if os.getpid() != rank or has_met or has_trained or not is_usual:  # it does something else afterwards
             return env
         new = {**env, **orders}
         path = os.fsdecode(env["PYTHONPATH"]) if "PYTHONPATH" in env else None
@@ -212,7 +214,18 @@ def _stay_armed(orders: "dict[str, str]") -> None:
         return new
 
     def execv(path: "Any", argv: "Any") -> "Any":
-        return execv_before(path, argv) if os.getpid() != rank else execve_before(path, argv, armed(os.environ))
+        # Not by execve: what the script has set by os.putenv, or in C, is not in os.environ. So only ours is written.
+        new = armed(os.environ)
+        before = {name: os.environ.get(name) for name in new if os.environ.get(name) != new[name]}
+        os.environ.update({name: new[name] for name in before})
+        try:
+            return execv_before(path, argv)
+        finally:  # reached only where the call has failed
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
 
     def execve(path: "Any", argv: "Any", env: "Any") -> "Any":
         return execve_before(path, argv, armed(env))
@@ -228,6 +241,8 @@ if isolation is not None:
     isolate(isolation)
 tune, apply = os.environ.pop("AUTODDP_WORKER_TUNES", None), os.environ.pop("AUTODDP_WORKER_APPLIES", None)
 launcher = os.environ.pop("AUTODDP_NAMES_ERRORS_FOR", None)
+# By torchrun; "" for none. The script may set another number where it starts itself anew: then it is the script's.
+threads = os.environ.pop("AUTODDP_WORKER_THREADS", os.environ.get("OMP_NUM_THREADS", ""))
 records = os.environ.get("AUTODDP_RECORDS_CALLS")
 if records is not None and tune is not None and records.startswith(":"):
     # The port of the agent's store, for this rank and for what it starts: the script may change MASTER_PORT. Both
@@ -241,11 +256,16 @@ if tune is not None or apply is not None or launcher is not None:
     _end_with_gloo_at_rest()
 if launcher is not None:
     _name_the_error_at_exit()
-orders = {"AUTODDP_WORKER_TUNES": tune, "AUTODDP_WORKER_APPLIES": apply, "AUTODDP_NAMES_ERRORS_FOR": launcher}
+orders = {
+    "AUTODDP_WORKER_TUNES": tune,
+    "AUTODDP_WORKER_APPLIES": apply,
+    "AUTODDP_NAMES_ERRORS_FOR": launcher,
+    "AUTODDP_WORKER_THREADS": threads,
+}
 if tune is not None or apply is not None or launcher is not None:
     _stay_armed({name: order for name, order in orders.items() if order is not None})
 # Now, and not where torch is imported: many scripts set LOCAL_RANK, or other variables of torchrun's, before that.
-environment = dict(os.environ)
+environment = {**os.environ, "OMP_NUM_THREADS": threads}
 if records is not None:
     record(records, tune is not None)
 if tune is not None:

@@ -16,7 +16,7 @@ from autoddp.cli.tuned import Results
 from autoddp.commandline.environment import job_environment
 from autoddp.commandline.mode import Mode
 from autoddp.commandline.options import parse
-from autoddp.errors import NothingReadable, NotTuned
+from autoddp.errors import NothingReadable, NotTuned, UnfitRecipe
 from autoddp.files import write_whole
 from autoddp.knobs import AS_WRITTEN, Configuration, Rung
 from autoddp.network.own_network import Network
@@ -227,3 +227,11 @@ def test_the_commands_that_are_told_do_what_is_said(
     assert ("--recipe" in commands["autoddp"]) == ("--recipe" in words)
     assert commands["autoddp"].endswith(undo)
     assert commands["torchrun"] == f"torchrun --nproc-per-node 2 {undo}"
+
+
+def test_a_recipe_that_only_the_host_that_leads_can_read_is_not_launched_as_written(folder: RunFolder) -> None:
+    """Its ranks would wait for those of this host, or reduce other things than they."""
+    with Results(parse(WORDS), folder, Network()) as results:
+        pass
+    with pytest.raises(UnfitRecipe, match=r"^the other hosts launch what this one cannot read: .*newer autoddp"):
+        results.mode(Mode(tune=True, several_nodes=True), Tuned(recipe="schema = 99\n", built_ddp=True))

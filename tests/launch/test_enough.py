@@ -9,6 +9,7 @@ import pytest
 from autoddp.attempts import communication
 from autoddp.diagnose.collectives.recording import Recording
 from autoddp.wire.recorded_calls import ThreadsTrial
+from autoddp.wire.replayed_calls import Replay
 
 
 def test_a_trial_of_fewer_threads_comes_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,3 +24,9 @@ def test_a_trial_of_fewer_threads_comes_to_its_end(tmp_path: Path, monkeypatch: 
         assert now < 60.0
     # The fourth look with new calls is at 11.0; the trial begins 1.5 seconds later, and takes 12.
     assert 24.5 <= now <= 30.0
+
+
+def test_where_no_file_can_be_made_the_calls_are_not_done_again(tmp_path: Path) -> None:
+    (tmp_path / "replay").touch()
+    why = communication.replayed(Replay({}, 2, 1, "gloo", 8.0), tmp_path / "replay", {})
+    assert why == f"{tmp_path}/replay cannot be written (File exists)"

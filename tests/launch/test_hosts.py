@@ -14,7 +14,8 @@ import pytest
 from launchers import free_port
 from torch.distributed import PrefixStore, TCPStore
 
-from autoddp.attempts.tune import Tuning
+from autoddp.attempts.job_machine import NO_DDP
+from autoddp.attempts.tune import Tuned, Tuning
 from autoddp.commandline.options import parse
 from autoddp.errors import HostLost
 from autoddp.hosts import presence
@@ -376,3 +377,33 @@ def test_hosts_tell_each_other_for_how_long_all_their_ranks_have_waited(two: lis
         if first.at_work:
             break
     assert first.at_work == ["host1"]
+
+
+def test_a_host_that_cannot_start_the_script_is_not_waited_for(two: list[Hosts], tmp_path: Path) -> None:
+    """Under guard all wait for each other before a start, to agree on the folder for what the script writes."""
+    (tmp_path / "train.py").touch()
+    words = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:29400", "--nproc-per-node", "2"]
+    isolation = SimpleNamespace(why_not_started=lambda _: "the disk has no locks")
+    made: Any = SimpleNamespace(folder=SimpleNamespace(path=tmp_path), keeper=None, isolation=isolation)
+    tuning = Tuning(parse([*words, str(tmp_path / "train.py")]), made, two[0], cast(Any, None))
+    said: list[str] = []
+    job: Any = SimpleNamespace(give_up=said.append)
+    calls = (tuning._make_attempt, 0, job, {}), (two[1].of_the_first, "attempt0/written", "its own", quiet)
+    assert together(*calls) == ["", ""]
+    assert said == [two[1].why_over] == ["the disk has no locks"]
+
+
+@pytest.mark.usefixtures("hasty")
+def test_what_was_found_without_ddp_is_shown_where_another_host_is_gone(two: list[Hosts], tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    words = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:29400", "--nproc-per-node", "2"]
+    made: Any = SimpleNamespace(folder=SimpleNamespace(path=tmp_path), keeper=None, isolation=None)
+    said: list[str] = []
+    reporter: Any = SimpleNamespace(say=said.append, warn=said.append)
+    tuning = Tuning(parse([*words, str(tmp_path / "train.py")]), made, two[0], reporter)
+    tuning.communication = cast(Any, "what was recorded")
+    together(*((host.worst, Level.OFF, quiet) for host in two))
+    gone(two[1])
+    tuned = Tuned(why=NO_DDP)
+    assert tuning._agreed(tuned, leads=False) is tuned
+    assert said[-1].startswith("the diagnosis ended early: host1 has not been heard of for ")

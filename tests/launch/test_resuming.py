@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -82,12 +83,12 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def _cut_off_here(words: list[str]) -> None:
+def _cut_off_here(words: list[str], entries: Sequence[Entry] = ()) -> None:
     child = os.fork()
     if child == 0:
         try:
             folder = RunFolder(Path(".autoddp"))
-            written(folder.journal, [entry(0), entry(1), entry(2)])
+            written(folder.journal, list(entries) or [entry(0), entry(1), entry(2)])
             study_begins(folder, job_now(parse(words)), StudySettings(), facts())
         finally:
             os._exit(0)
@@ -106,6 +107,15 @@ def test_the_same_job_goes_on(job: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("UNHEARD_OF", "1")
     (job / "beside.py").write_text("nobody imports it\n")
     assert _found() == 3
+
+
+def test_a_failure_at_the_end_is_measured_again(job: Path) -> None:
+    """The host that was lost has cut the study off, and before that it has made the ranks of this one fail."""
+    other, late, lost = [*WORDS, "--lr=1"], [*WORDS, "--lr=2"], "rank 0: Connection closed by peer"
+    _cut_off_here(other, [entry(0), entry(1), entry(2), Entry(entry(3).asked, None, lost)])
+    assert _found(other) == 3
+    _cut_off_here(late, [entry(0), Entry(entry(1).asked, None, "killed"), entry(2)])
+    assert _found(late) == 3
 
 
 def test_a_study_that_went_on_to_its_end_does_not_go_on_again(job: Path) -> None:

@@ -111,8 +111,14 @@ def test_no_more_threads_are_tried_than_a_start_can_give() -> None:
         ("", "", ""),
         ("os.environ.setdefault('OMP_NUM_THREADS', '1')", "", ""),  # the launched job's value stays there
         ("os.environ['OMP_NUM_THREADS'] = '1'", "", "the script sets OMP_NUM_THREADS"),
+        (
+            "os.environ['OMP_NUM_THREADS'] = '1'; del os.environ['OMP_NUM_THREADS']",  # as around an import of numpy
+            "",
+            "the script sets OMP_NUM_THREADS",
+        ),
         ("", "torch.set_num_threads(1)", "the script sets the number of threads"),
         ("", "torch.set_num_threads(2)", "the script sets the number of threads"),
+        ("", "import threading as t; x = t.Thread(target=torch.set_num_threads, args=(1,)); x.start(); x.join()", ""),
     ],
 )
 def test_a_number_of_threads_that_the_script_sets_is_not_tuned(before: str, after: str, says: str) -> None:
@@ -124,7 +130,7 @@ given, is_written = os.environ.get("OMP_NUM_THREADS"), notice_writes("OMP_NUM_TH
 {before}
 import torch
 from autoddp.worker.effects.threads import Threads
-threads = Threads(None if is_written() else given, "")
+threads = Threads("" if is_written() else given, "")
 threads.watch()
 {after}
 print(threads.pinned())

@@ -200,6 +200,14 @@ HOWS = {
         "    os.execv(sys.executable, [sys.executable, *sys.argv])",
         False,
     ),
+    "after it has trained": (
+        "import torch, torch.distributed as d\n"
+        "    d.init_process_group('gloo', store=d.HashStore(), rank=0, world_size=1)\n"
+        "    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))\n"
+        "    d.destroy_process_group()\n"
+        "    os.execv(sys.executable, [sys.executable, *sys.argv])",
+        False,
+    ),
     "a fork": ("os.fork() or os.execv(sys.executable, [sys.executable, *sys.argv]); sys.exit(os.wait()[1])", False),
 }
 
@@ -212,6 +220,48 @@ def test_a_rank_that_starts_itself_anew_stays_one(folder: Path, how: str) -> Non
     env = bare(folder, str(folder / "user"))
     found = run(folder, {**env, **ORDERS["recipe"].environment(env)}, "again.py")
     assert (found.returncode, found.stdout) == (0, f"{stays} {folder / 'user'} []\n"), found.stderr
+
+
+PUTS_ONE_PAST_PYTHON = """
+import os, sys
+if len(sys.argv) == 1:
+    os.putenv("LD_LIBRARY_PATH", "/its/own")
+    os.putenv("LANGUAGE", "new")
+    try:
+        os.execv("/no/such/program", ["program"])
+    except FileNotFoundError:
+        assert not any(name.startswith("AUTODDP_WORKER") for name in os.environ)
+    os.execv(sys.executable, [sys.executable, *sys.argv, "again"])
+print(os.environ.get("LD_LIBRARY_PATH"), os.environ["LANGUAGE"], os.environ["PYTHONPATH"])
+"""
+
+
+def test_what_a_script_has_put_into_its_environment_past_python_stays(folder: Path) -> None:
+    """As Python says of os.putenv and execv. A script that starts itself anew until it is set would never end."""
+    (folder / "again.py").write_text(PUTS_ONE_PAST_PYTHON)
+    env = {**bare(folder, str(folder / "user")), "LANGUAGE": "old"}
+    found = run(folder, {**env, **ORDERS["recipe"].environment(env)}, "again.py")
+    assert (found.returncode, found.stdout) == (0, f"/its/own new {folder / 'user'}\n"), found.stderr
+
+
+SETS_THREADS_ANEW = """
+import os, sys
+if os.environ["OMP_NUM_THREADS"] != "4":
+    os.environ["OMP_NUM_THREADS"] = "4"
+    os.execv(sys.executable, [sys.executable, *sys.argv])
+import torch
+from autoddp.wire.started_with import started_with
+ours = [name for name in os.environ if name.startswith("AUTODDP_WORKER")]
+print(os.environ["OMP_NUM_THREADS"], started_with("OMP_NUM_THREADS"), ours)
+"""
+
+
+def test_threads_that_a_script_sets_where_it_starts_itself_anew_are_its_own(folder: Path) -> None:
+    """They would be set so in the launched job too, whatever the recipe says."""
+    (folder / "again.py").write_text(SETS_THREADS_ANEW)
+    env = {**bare(folder, None), "OMP_NUM_THREADS": "1"}
+    found = run(folder, {**env, **ORDERS["recipe"].environment(env)}, "again.py")
+    assert (found.returncode, found.stdout) == (0, "4 1 []\n"), found.stderr
 
 
 OLD = torch.__version__ < (2, 8)

@@ -34,6 +34,9 @@ _unpickle = cast("Callable[[DDP, dict[str, Any]], None]", DDP.__setstate__)
 class Patch:
     """Patches DDP: reports what happens to the script's objects to `events`, and builds them with `configuration`."""
 
+    has_built = False
+    """Whether the script has built a DDP object in this process: what it becomes by `os.execv` is another program."""
+
     def __init__(self) -> None:
         self.events = DdpEvents()
         """The handler of all events; another one may be set at any time."""
@@ -128,6 +131,7 @@ class Patch:
             wrapped.set_buffers(configuration)
             if not self.samples:
                 wrapped.leave_out_samples()
+            Patch.has_built = True
             self.wrapped = [*self.alive(), wrapped]
             wrapped.register_hook(configuration, self.start_step, self.around)
             self.events.built(wrapped)

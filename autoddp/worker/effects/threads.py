@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
 from pathlib import Path
 
 import torch
@@ -37,7 +38,8 @@ class Threads(Effect):
 
         @functools.wraps(_set_num_threads)
         def set_num_threads(count: int) -> None:
-            self._script_sets = True
+            # A loader's thread that pins memory asks for one: that is its own number alone, also in the launched job.
+            self._script_sets |= threading.current_thread() is threading.main_thread()
             _set_num_threads(count)
 
         torch.set_num_threads = set_num_threads  # type: ignore[assignment]

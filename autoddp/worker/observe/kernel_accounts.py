@@ -126,6 +126,10 @@ class CoreWaits:
                 self._add(*self._since_call)
             self._since_call = (0.0, 0.0)
 
+    def forget(self) -> None:
+        """Begin to count anew."""
+        self.waited = self.seconds = 0.0
+
     def pass_over(self) -> None:
         """Do not count what comes before the next look."""
         self._counts, self._since_call = False, (0.0, 0.0)

@@ -29,7 +29,7 @@ def arm(text: str, began: Mapping[str, str]) -> None:
     if not text:
         return
     if config.socket:
-        _arm_for_tuning(config)
+        _arm_for_tuning(config, began.get("OMP_NUM_THREADS") or None)
     elif config.bypass:
         _when_torch_is_imported(lambda: importlib.import_module("autoddp.worker.job.bypass").start_bypassing())
     else:
@@ -59,7 +59,7 @@ def arm_recording(text: str, is_launched: bool) -> None:
     _when_torch_is_imported(start)
 
 
-def _arm_for_tuning(config: WorkerConfig) -> None:
+def _arm_for_tuning(config: WorkerConfig, threads_given: str | None) -> None:
     from autoddp.worker.process.ending import leave, watch_the_end
     from autoddp.worker.process.heartbeat import start_heartbeat
 
@@ -70,11 +70,11 @@ def _arm_for_tuning(config: WorkerConfig) -> None:
     watch_the_end(launcher)
     if started_with("RANK", ""):
         start_heartbeat(os.path.join(config.scratch, "heartbeats"))
-    given, is_written = os.environ.get("OMP_NUM_THREADS"), notice_writes("OMP_NUM_THREADS")
+    is_written = notice_writes("OMP_NUM_THREADS")
 
     def start() -> None:
         tuning = importlib.import_module("autoddp.worker.trial.tuning")
-        tuning.start_tuning(config, launcher, None if is_written() else given)
+        tuning.start_tuning(config, launcher, "" if is_written() else threads_given)
 
     _when_torch_is_imported(start)
 

@@ -57,7 +57,7 @@ _STEPS_WITHOUT_DDP = 20  # of an optimizer: a script that trains with DDP has bu
 def start_tuning(config: WorkerConfig, launcher: LauncherClient, threads_given: str | None) -> None:
     """Patch DDP and wait for the script to build one.
 
-    `threads_given`: OMP_NUM_THREADS as the process was started; None where the script has set it, also to that value.
+    `threads_given`: OMP_NUM_THREADS as the process was started; "" where the script has set it, also to that value.
     """
     patch = Patch()
     switch = ReductionSwitch(patch.of)
