@@ -60,10 +60,11 @@ class Enough:
             self._active += 1
             self._began = self.clock() if self._began is None else self._began
             self._made = made
-            if self._active == _WATCHED_AFTER:
-                (self.folder / WATCH).touch(mode=0o600)
-            if self._active == _TRIED_AFTER:
-                self._try_fewer_threads()
+            with contextlib.suppress(OSError):  # as on a full disk: what is recorded is an answer without them
+                if self._active == _WATCHED_AFTER:
+                    (self.folder / WATCH).touch(mode=0o600)
+                if self._active == _TRIED_AFTER:
+                    self._try_fewer_threads()
         if self._began is None:
             return False
         if not self._seconds and self.clock() - self._began >= _COUNTED_AFTER:

@@ -114,7 +114,7 @@ class Results:
             try:
                 place = place_for(options, parse(tuned.recipe, options.recipe_path), say)
             except RecipeError as error:  # it came from another host, or from a process of the script
-                if tuned.outcome is None:  # the host that leads has another version of autoddp, and launches it
+                if not options.tune_only and _is_of_another_version(tuned):  # the host that leads launches it
                     same = "let all hosts have one version of autoddp"
                     raise UnfitRecipe(f"the other hosts launch what this one cannot read: {error}; {same}") from None
                 tuned.why = f"the recipe that was found is not sound: {error}"
@@ -263,6 +263,14 @@ class Results:
         report = str(_from_here(as_latest(self._folder.report))) if self._folder.report.exists() else ""
         ways = Ways(recipe, next_start if recipe else "", report, undo)
         self.observer.answer(answer(outcome, configuration, ways))
+
+
+def _is_of_another_version(tuned: Tuned) -> bool:
+    """Whether another version of autoddp has made the recipe: then the host that leads can read it.
+
+    What else came from there may be readable all the same: recipes refuse keys that they do not know, outcomes do not.
+    """
+    return tuned.outcome is None or f'autoddp = "{__version__}"' not in tuned.recipe
 
 
 def _from_here(path: Path) -> Path:

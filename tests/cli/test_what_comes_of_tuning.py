@@ -25,6 +25,7 @@ from autoddp.runs.folder import RunFolder
 from autoddp.study import INTERRUPTED, Decision, Outcome, StudySettings, TrialRecord
 from autoddp.timing import Block
 from autoddp.torchrun.surroundings import FRESH_STORE
+from autoddp.version import __version__
 
 BASELINE = [1.0] * 6
 DECIDED = outcome((standing(NEAR[0], BASELINE, [0.5, 0.51] * 3),), BASELINE, StudySettings(allow=Rung.NEAR))
@@ -234,4 +235,23 @@ def test_a_recipe_that_only_the_host_that_leads_can_read_is_not_launched_as_writ
     with Results(parse(WORDS), folder, Network()) as results:
         pass
     with pytest.raises(UnfitRecipe, match=r"^the other hosts launch what this one cannot read: .*newer autoddp"):
+        results.mode(Mode(tune=True, several_nodes=True), Tuned(recipe="schema = 99\n", built_ddp=True))
+
+
+def test_a_recipe_of_another_version_is_not_launched_as_written_where_all_else_is_readable(folder: RunFolder) -> None:
+    """A key more under [evidence] makes a recipe unreadable, and an outcome not."""
+    with Results(parse(WORDS), folder, Network()) as results:
+        made = results.recipe(DECIDED, ()).replace("[evidence]\n", "[evidence]\nof_later = 1\n")
+    of_later = made.replace(f'autoddp = "{__version__}"', 'autoddp = "99.0"')
+    newer = Tuned(recipe=of_later, outcome=DECIDED, built_ddp=True)
+    with pytest.raises(UnfitRecipe, match=r"^the other hosts launch what this one cannot read: .*unknown key"):
+        results.mode(Mode(tune=True, several_nodes=True), newer)
+    unsound = Tuned(recipe=made, outcome=DECIDED, built_ddp=True)  # of this version: no host can read it
+    assert results.mode(Mode(tune=True, several_nodes=True), unsound).configuration == AS_WRITTEN
+
+
+def test_where_nothing_is_launched_a_recipe_that_cannot_be_read_is_none(folder: RunFolder) -> None:
+    with Results(parse(["--tune-only", *WORDS]), folder, Network()) as results:
+        pass
+    with pytest.raises(NotTuned, match=r"^no recipe was written: .* is not sound: .*newer autoddp"):
         results.mode(Mode(tune=True, several_nodes=True), Tuned(recipe="schema = 99\n", built_ddp=True))

@@ -30,3 +30,17 @@ def test_where_no_file_can_be_made_the_calls_are_not_done_again(tmp_path: Path) 
     (tmp_path / "replay").touch()
     why = communication.replayed(Replay({}, 2, 1, "gloo", 8.0), tmp_path / "replay", {})
     assert why == f"{tmp_path}/replay cannot be written (File exists)"
+
+
+def test_where_no_file_can_be_made_recording_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the attempt ends as one that cannot be started, here and on the other hosts, and nothing is diagnosed."""
+    now = 0.0
+    monkeypatch.setattr(communication, "calls_made", lambda _folder: (int(2 * now),))
+    monkeypatch.setattr(communication, "recorded", lambda _folder: Recording())
+    monkeypatch.setattr(communication, "planned", lambda _recording, _cores, at: ThreadsTrial(1, at + 1.5, 0.5, 24))
+    (tmp_path / "calls").touch()
+    enough = communication.Enough(tmp_path / "calls", clock=lambda: now)
+    while not enough():
+        now += 0.5
+        assert now < 60.0
+    assert now <= 20.5, "no trial that was not begun is waited for"
