@@ -30,7 +30,7 @@ Replays = Callable[[dict[str, Program]], Replayed | str]
 _AS_WRITTEN = "as written"
 _UNLIKE = 0.25  # share by which the steps as written may differ when they are done again
 _ALIKE = 0.1  # share by which calls may differ when they are done again, and nothing is said of it
-_LEAST, _MOST = 0.4, 1.25  # times that a difference in the calls of the replay counts
+_LEAST, _MOST = 0.4, 1.25  # times that a difference in the calls of the replay counts at the pace of the script
 _A_ROUND = 12.0  # seconds of all programs together: three rounds, at least, have to come to their end within a minute
 
 
@@ -190,6 +190,8 @@ def _counts(one: Suspicion, job: Job, again: Replayed) -> tuple[float, str]:
     Where cores are short, calls may take longer in the replay than in the script, and then a change saves more of them
     there. The gaps are the same on both sides. So if a step takes longer in the replay, or less, its calls do, and the
     price of a change of calls is in proportion to them. If a change shortens gaps too, it is in proportion to the step.
+    But one machine is not as quick at all times, and the job goes on at either pace. So if they do not differ much, it
+    is the mean of the price now and the price at the pace of the script.
     """
     assert job.script is not None
     took = statistics.fmean(again.seconds[_AS_WRITTEN]) / job.script.covers
@@ -204,6 +206,8 @@ def _counts(one: Suspicion, job: Job, again: Replayed) -> tuple[float, str]:
         ranks = [rank for rank, of_rank in job.script.played.items() if of_rank and rank < len(called)]
         in_calls = _least(job.recording, {rank: called[rank] for rank in ranks}) / job.script.covers
         counts = min(max(1 - (took - step) / in_calls, _LEAST), _MOST) if in_calls else 1.0
+    if _apart(job, again.seconds[_AS_WRITTEN]) <= _UNLIKE:
+        counts = (1 + counts) / 2
     if abs(counts - 1) <= _ALIKE:
         return counts, ""
     in_script = f"In the script a {job.steps.unit} takes {milliseconds(step)} ms"
