@@ -25,7 +25,7 @@ from autoddp.wire.replayed_calls import Program, Replay, Replayed
 _LONG_ENOUGH = 20.0  # seconds from the first call, if calls were made in most of them
 _ENOUGH_OF_SHORT_STEPS = 12.0  # seconds, where at least `_MANY` steps fit into them
 _MANY = 40
-_COUNTED_AFTER = 8.0  # seconds, when steps are counted, once: that takes a core of the ranks for a moment
+_COUNTED_AFTER = 6.0  # seconds, when steps are counted, once: with eight busy ranks that takes four seconds
 _IN_MOST_LOOKS = 20  # looks in which calls were made; there are two in a second
 _WATCHED_AFTER = 3  # such looks, after which processes look where results are first used; a script may end soon
 _TRIED_AFTER = 4  # such looks, after which it is known whether the ranks have more threads than there are cores

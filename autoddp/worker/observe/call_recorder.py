@@ -63,8 +63,8 @@ logger = get_logger(__name__)
 
 _FIRST_LOOKS = 0.1  # seconds between the first two looks at the process as a whole; a script may end within a second
 _LOOKS = 1.0  # seconds between later ones, at most: a look takes a millisecond or two
-_FIRST_GAPS = 3  # times between looks, the first ones, in which each gap is looked at: a script may end then
-_GAPS = 8  # of so many times between looks there is one, later, of which the same is true
+_FIRST_PERIODS = 3  # from one look to the next, in which each gap between calls is looked at: a script may be short
+_PERIODS = 8  # later each gap is looked at in one of so many
 _WAITED_FOR = 4_096  # calls whose end something may still wait for; a script that waits for none must not fill memory
 _address: Callable[[object], int] = object.__hash__
 """A number that no two objects have at one time. `id` would give one too, but each call of it is an audit event, for
@@ -529,11 +529,11 @@ class CallRecorder:
         """Write what is known of the process as a whole: sums of places, and the kernel's accounts."""
         self._note_look()
         self._looks_made += 1
-        is_later = self._looks_made % _GAPS == 0
+        is_later = self._looks_made % _PERIODS == 0
         if is_later:  # what a script does before its steps is no part of them
             self._core_waits.forget()
         self._core_waits.pass_over()
-        self.begins = self._core_waits.begins if is_later or self._looks_made <= _FIRST_GAPS else None
+        self.begins = self._core_waits.begins if is_later or self._looks_made <= _FIRST_PERIODS else None
         for place in self._all[:PLACES]:
             at = PLACES_FROM + int(place.number) * OF_A_PLACE
             self._set(at, place.count, place.bytes, place.in_calls, place.in_waits)
