@@ -83,6 +83,8 @@ class Results:
         )
         self.progress = self.observer.progress
         self._outcome: Outcome | None = None
+        self._made = ""
+        self._not_sound = ""
 
     def __enter__(self) -> Results:
         return self
@@ -101,7 +103,14 @@ class Results:
         recipe = recipe_of(outcome, self._options.job_steps, self._folder.path.name)
         of_job = replace(recipe.fits, script=script_names(self._options)[0], inputs=inputs)
         made_by = replace(recipe.made_by, arguments=arguments_digest(self._options))
-        return dump(replace(recipe, fits=of_job, made_by=made_by))
+        text = dump(replace(recipe, fits=of_job, made_by=made_by))
+        try:
+            parse(text, self._options.recipe_path)
+        except RecipeError as error:  # a process of the script has said what no recipe may hold: no host gets it
+            self._not_sound = f"the recipe that was found is not sound: {error}"
+            return ""
+        self._made = text
+        return text
 
     def mode(self, mode: Mode, tuned: Tuned) -> Mode:
         """The mode to launch in. Whatever went wrong, the job can still run as written."""
@@ -113,8 +122,9 @@ class Results:
         if tuned.recipe:
             try:
                 place = place_for(options, parse(tuned.recipe, options.recipe_path), say)
-            except RecipeError as error:  # it came from another host, or from a process of the script
-                if not options.tune_only and _is_of_another_version(tuned):  # the host that leads launches it
+            except RecipeError as error:
+                # Not by the version's name, which many commits share: the host that leads has read it, and launches it.
+                if not options.tune_only and tuned.recipe != self._made:
                     same = "let all hosts have one version of autoddp"
                     raise UnfitRecipe(f"the other hosts launch what this one cannot read: {error}; {same}") from None
                 tuned.why = f"the recipe that was found is not sound: {error}"
@@ -124,7 +134,7 @@ class Results:
         elif tuned.built_ddp:
             self._write_summary(summary_without_study(tuned.why, tuned.wall_seconds) | {"recipe_text": tuned.recipe})
         if place is None:
-            not_tuned, why = "warning: not tuned, ", tuned.why or "the leading node gave up"
+            not_tuned, why = "warning: not tuned, ", tuned.why or self._not_sound or "the leading node gave up"
             if tuned.outcome is not None and tuned.outcome.decision.is_open:
                 not_tuned, why = "", tuned.outcome.decision.why
             if options.tune_only:
@@ -263,14 +273,6 @@ class Results:
         report = str(_from_here(as_latest(self._folder.report))) if self._folder.report.exists() else ""
         ways = Ways(recipe, next_start if recipe else "", report, undo)
         self.observer.answer(answer(outcome, configuration, ways))
-
-
-def _is_of_another_version(tuned: Tuned) -> bool:
-    """Whether another version of autoddp has made the recipe: then the host that leads can read it.
-
-    What else came from there may be readable all the same: recipes refuse keys that they do not know, outcomes do not.
-    """
-    return tuned.outcome is None or f'autoddp = "{__version__}"' not in tuned.recipe
 
 
 def _from_here(path: Path) -> Path:

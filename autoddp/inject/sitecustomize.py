@@ -206,6 +206,10 @@ def _stay_armed(orders: "dict[str, str]") -> None:
         if os.getpid() != rank or has_met or has_trained or not is_usual:  # it does something else afterwards
             return env
         new = {**env, **orders}
+        bootstrap = sys.modules.get("autoddp.worker.process.bootstrap")
+        if bootstrap is not None and "OMP_NUM_THREADS" in bootstrap.written:
+            # Also where it is the number from before, which the launched job's may not be.
+            new["AUTODDP_WORKER_THREADS"] = "by the script"
         path = os.fsdecode(env["PYTHONPATH"]) if "PYTHONPATH" in env else None
         if here not in (path or "").split(os.pathsep):
             new["PYTHONPATH"] = os.pathsep.join([here, *([path] if path else [])])

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from autoddp.cluster.job_files import WHOLE_NODES
 from autoddp.errors import AutoddpError
 from autoddp.knobs.base import Value
+from autoddp.knobs.computing import THREADS
 from autoddp.own_code.settings import Hook, Said, said
 from autoddp.recipe import Recipe
 from autoddp.topology.nccl.interface_names import GLOO, NCCL
@@ -85,9 +86,20 @@ def lines_for(recipe: Recipe, file: str, form: str) -> Lines:
     if variables and not one.sets_variables:
         settings = " ".join(f"{name}={shlex.quote(value)}" for name, value in sorted(variables.items()))
         by_hand = (*by_hand, f"environment: start with {settings}")
-    by_hand = (*by_hand, *_network(recipe, variables))
+    by_hand = (*by_hand, *_numpy(recipe, variables), *_network(recipe, variables))
     text = [*one.begins, *_head(recipe, file), *code, *_comments(by_hand)]
     return Lines((*one.begins, *code), by_hand, "\n".join(text))
+
+
+def _numpy(recipe: Recipe, variables: Collection[str]) -> list[str]:
+    """What a launch with the recipe sets beside the number of threads; no recipe has it: builds of torch differ."""
+    one_each = recipe.fits.world_size <= recipe.fits.nodes  # torchrun gives one rank of a node no number
+    if THREADS.variable not in variables or recipe.evidence.objective or one_each:
+        return []
+    return [
+        "numpy: it was measured with the one thread that torchrun gives each of several ranks; set "
+        "OPENBLAS_NUM_THREADS=1 too, where torch computes by MKL"
+    ]
 
 
 def _network(recipe: Recipe, variables: Collection[str]) -> list[str]:

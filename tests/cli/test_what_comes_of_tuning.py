@@ -20,7 +20,7 @@ from autoddp.errors import NothingReadable, NotTuned, UnfitRecipe
 from autoddp.files import write_whole
 from autoddp.knobs import AS_WRITTEN, Configuration, Rung
 from autoddp.network.own_network import Network
-from autoddp.recipe import load
+from autoddp.recipe import Recipe, dump, load
 from autoddp.runs.folder import RunFolder
 from autoddp.study import INTERRUPTED, Decision, Outcome, StudySettings, TrialRecord
 from autoddp.timing import Block
@@ -241,13 +241,24 @@ def test_a_recipe_that_only_the_host_that_leads_can_read_is_not_launched_as_writ
 def test_a_recipe_of_another_version_is_not_launched_as_written_where_all_else_is_readable(folder: RunFolder) -> None:
     """A key more under [evidence] makes a recipe unreadable, and an outcome not."""
     with Results(parse(WORDS), folder, Network()) as results:
-        made = results.recipe(DECIDED, ()).replace("[evidence]\n", "[evidence]\nof_later = 1\n")
-    of_later = made.replace(f'autoddp = "{__version__}"', 'autoddp = "99.0"')
-    newer = Tuned(recipe=of_later, outcome=DECIDED, built_ddp=True)
-    with pytest.raises(UnfitRecipe, match=r"^the other hosts launch what this one cannot read: .*unknown key"):
-        results.mode(Mode(tune=True, several_nodes=True), newer)
-    unsound = Tuned(recipe=made, outcome=DECIDED, built_ddp=True)  # of this version: no host can read it
-    assert results.mode(Mode(tune=True, several_nodes=True), unsound).configuration == AS_WRITTEN
+        of_later = results.recipe(DECIDED, ()).replace("[evidence]\n", "[evidence]\nof_later = 1\n")
+    # Of another checkout of this version, or of a newer one.
+    for made in (of_later, of_later.replace(f'autoddp = "{__version__}"', 'autoddp = "99.0"')):
+        newer = Tuned(recipe=made, outcome=DECIDED, built_ddp=True)
+        with pytest.raises(UnfitRecipe, match=r"^the other hosts launch what this one cannot read: .*unknown key"):
+            results.mode(Mode(tune=True, several_nodes=True), newer)
+
+
+def test_a_recipe_that_no_host_can_read_is_told_to_none(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unsound(recipe: Recipe) -> str:
+        return dump(recipe).replace("[evidence]\n", "[evidence]\nof_nobody = 1\n")
+
+    monkeypatch.setattr("autoddp.cli.tuned.dump", unsound)
+    with Results(parse(WORDS), folder, Network()) as results:
+        assert results.recipe(DECIDED, ()) == ""
+    found = Tuned(outcome=DECIDED, built_ddp=True)
+    assert results.mode(Mode(tune=True, several_nodes=True), found).configuration == AS_WRITTEN
+    assert recipes() == []
 
 
 def test_where_nothing_is_launched_a_recipe_that_cannot_be_read_is_none(folder: RunFolder) -> None:

@@ -51,6 +51,8 @@ def test_ddp() -> None:
         "",
         "# Not set by these lines as it was measured:",
         "# - environment: start with OMP_NUM_THREADS=4",
+        "# - numpy: it was measured with the one thread that torchrun gives each of several",
+        "#   ranks; set OPENBLAS_NUM_THREADS=1 too, where torch computes by MKL",
         "# - network: autoddp looks for the fastest one between the hosts at each start, and sets",
         "#   NCCL_SOCKET_IFNAME to its interface; where a host has several interfaces, set it",
         "#   yourself",
@@ -189,6 +191,13 @@ def test_the_network_that_autoddp_chooses_is_named() -> None:
         assert "GLOO_SOCKET_IFNAME" in lines(form, backend="gloo", bucket_cap_mb=8.0).by_hand[-1]
     alone = replace(RECIPE, fits=replace(FITS, world_size=8, nodes=1))
     assert not any("network" in line for line in lines_for(alone, "train.autoddp.toml", "ddp").by_hand)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_threads_that_numpy_keeps_are_named(form: str) -> None:
+    assert any("OPENBLAS_NUM_THREADS=1" in one for one in lines(form).by_hand)
+    without = lines_for(replace(RECIPE, env={}), "train.autoddp.toml", form)
+    assert not any("OPENBLAS" in one for one in without.by_hand)
 
 
 def test_lightning_leaves_hooks_out_where_there_is_no_gpu() -> None:

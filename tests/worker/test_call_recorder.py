@@ -228,6 +228,21 @@ def test_calls_that_torch_makes_for_a_line_are_told_apart(tmp_path: Path, monkey
     assert [one.place.by for one in process.calls] == ["distributed/algorithms/model_averaging/utils.py", "", ""]
 
 
+def test_gaps_are_not_looked_at_while_fewer_threads_are_tried(tmp_path: Path) -> None:
+    """With these the ranks wait for a core less, and what is done again is the script as written."""
+    recorder = CallRecorder(RecordingPlan(str(tmp_path)), is_launched=True)
+    sgd = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)
+    trial = ThreadsTrial(torch.get_num_threads(), time.perf_counter() - 3.0, 1.0, 4)
+    (tmp_path / TRIAL).write_text(codec.encode(trial), encoding="utf-8")
+    recorder.stepped(sgd)
+    assert recorder.begins is None
+    recorder._core_waits.waited = 1.0
+    time.sleep(max(0.0, trial.ends - time.perf_counter()) + 0.2)
+    recorder.stepped(sgd)
+    assert recorder.begins is not None
+    assert recorder._core_waits.waited == 0.0, "what was seen before the trial may be the start of the script"
+
+
 def test_steps_are_seen_in_a_process_that_calls_no_collective(tmp_path: Path) -> None:
     recorder = CallRecorder(RecordingPlan(str(tmp_path)), is_launched=True)
     sgd = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)
@@ -312,6 +327,17 @@ def test_a_watch_neither_begins_nor_ends_in_a_backward_pass() -> None:
     assert watch.is_over(10.0)
     watch.end()
     assert _get_current_dispatch_mode() is None
+
+
+def test_behind_a_trial_not_every_call_is_followed_by_a_look(tmp_path: Path) -> None:
+    """It takes a millisecond or two, in the seconds that are to show the script as written again."""
+    recorder = CallRecorder(RecordingPlan(str(tmp_path)), is_launched=True)
+    sgd = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)
+    trial = ThreadsTrial(torch.get_num_threads(), time.perf_counter() - 2.6, 0.5, 4)
+    (tmp_path / TRIAL).write_text(codec.encode(trial), encoding="utf-8")
+    for _ in range(20):
+        recorder.stepped(sgd)
+    assert recorder._looks_made < 8
 
 
 def test_what_is_tried_ends_where_the_recording_begins_anew(tmp_path: Path) -> None:

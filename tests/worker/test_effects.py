@@ -140,6 +140,32 @@ print(threads.pinned())
     assert done.stdout.strip() == says
 
 
+def test_a_number_counts_in_the_thread_that_trains() -> None:
+    """Some scripts train in another thread than the main one, as under Ray. Others set a number of their own."""
+    asked = """
+import threading, torch
+from autoddp.worker.effects.threads import Threads
+threads, is_over = Threads("1", ""), threading.Event()
+threads.watch()
+def pins():
+    torch.set_num_threads(1)
+    is_over.wait()
+def trains():
+    print(repr(threads.pinned()))
+    torch.set_num_threads(1)
+    print(repr(threads.pinned()))
+of_both = [threading.Thread(target=pins), threading.Thread(target=trains)]
+for one in of_both:
+    one.start()
+of_both[1].join()
+is_over.set()
+print(repr(threads.pinned()))
+"""
+    variables = {**environment(), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", asked], env=variables, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["''", "'the script sets the number of threads'", "''"]
+
+
 def test_every_knob_is_driven() -> None:
     driven = {
         knob for of_script in OF_SCRIPT.values() for values in of_script.values() for knob in Configuration(values)

@@ -264,6 +264,25 @@ def test_threads_that_a_script_sets_where_it_starts_itself_anew_are_its_own(fold
     assert (found.returncode, found.stdout) == (0, "4 1 []\n"), found.stderr
 
 
+SETS_THE_SAME_ANEW = """
+import os, sys
+if len(sys.argv) == 1:
+    os.environ["OMP_NUM_THREADS"] = "1"
+    os.execv(sys.executable, [sys.executable, *sys.argv, "again"])
+import torch
+from autoddp.wire.started_with import started_with
+print(os.environ["OMP_NUM_THREADS"], started_with("OMP_NUM_THREADS"))
+"""
+
+
+def test_threads_that_it_sets_to_what_they_were_are_its_own_too(folder: Path) -> None:
+    """torchrun gives each of several ranks one; in the launched job the script would set the recipe's back to it."""
+    (folder / "again.py").write_text(SETS_THE_SAME_ANEW)
+    env = {**bare(folder, None), "OMP_NUM_THREADS": "1"}
+    found = run(folder, {**env, **ORDERS["tuning"].environment(env)}, "again.py")
+    assert (found.returncode, found.stdout) == (0, "1 by the script\n"), found.stderr
+
+
 OLD = torch.__version__ < (2, 8)
 """Torch 2.6 does not import this module itself: a script beside a statistics.py of its own cannot be tuned with it."""
 IMPORTS = """

@@ -27,7 +27,8 @@ class Threads(Effect):
             self._pinned = self._pinned or f"the script sets {THREADS.variable}"
         self.as_written = torch.get_num_threads()
         self._before: tuple[int, str | None] | None = None
-        self._script_sets = False
+        self._setters: set[int] = set()
+        """Threads of the script that have set the number."""
 
     def watch(self) -> None:
         """Notice from here on that the script sets the number, also to what it is already.
@@ -38,15 +39,19 @@ class Threads(Effect):
 
         @functools.wraps(_set_num_threads)
         def set_num_threads(count: int) -> None:
-            # A loader's thread that pins memory asks for one: that is its own number alone, also in the launched job.
-            self._script_sets |= threading.current_thread() is threading.main_thread()
+            self._setters.add(threading.get_ident())
             _set_num_threads(count)
 
         torch.set_num_threads = set_num_threads  # type: ignore[assignment]
 
     def pinned(self) -> str:
-        """Why the number must stay as it is; "" if it may change. Call it after the script has set itself up."""
-        if self._script_sets or torch.get_num_threads() != self.as_written:
+        """Why the number must stay as it is; "" if it may change.
+
+        Call it in the thread that trains, after the script has set itself up. Each thread begins with the main one's
+        number. That of any other, such as a loader's that pins memory, is its own alone, also in the launched job.
+        """
+        script_sets = not self._setters.isdisjoint((threading.get_ident(), threading.main_thread().ident))
+        if script_sets or torch.get_num_threads() != self.as_written:
             return self._pinned or "the script sets the number of threads"
         return self._pinned
 

@@ -162,6 +162,7 @@ class CallRecorder:
         self._back = 0.0
         self.begins: Callable[[], None] | None = None
         self._looks_made = 0
+        self._is_tried = False
         self._trial: ThreadsTrial | None = None
         self._watch = None
         self._knows_watch = self._wants_watch = False
@@ -529,11 +530,6 @@ class CallRecorder:
         """Write what is known of the process as a whole: sums of places, and the kernel's accounts."""
         self._note_look()
         self._looks_made += 1
-        is_later = self._looks_made % _PERIODS == 0
-        if is_later:  # what a script does before its steps is no part of them
-            self._core_waits.forget()
-        self._core_waits.pass_over()
-        self.begins = self._core_waits.begins if is_later or self._looks_made <= _FIRST_PERIODS else None
         for place in self._all[:PLACES]:
             at = PLACES_FROM + int(place.number) * OF_A_PLACE
             self._set(at, place.count, place.bytes, place.in_calls, place.in_waits)
@@ -542,7 +538,23 @@ class CallRecorder:
         self._look_after = now + self._looks
         if self._may_try:
             self._look_for_trials(now)
+        self._look_at_gaps(now)
         self._looks = min(2 * self._looks, _LOOKS)
+
+    def _look_at_gaps(self, now: float) -> None:
+        """Decide whether each gap is looked at until the next look.
+
+        None is while fewer threads are tried: with these the ranks wait for a core less than as written. Those right
+        behind the trial are.
+        """
+        trial, was_tried = self._trial, self._is_tried
+        self._is_tried = trial is not None and trial.begins <= now < trial.ends
+        is_later = self._looks_made % _PERIODS == 0 or was_tried
+        if is_later and not self._is_tried:  # what a script does before its steps is no part of them
+            self._core_waits.forget()
+        self._core_waits.pass_over()
+        looks = not self._is_tried and (is_later or self._looks_made <= _FIRST_PERIODS)
+        self.begins = self._core_waits.begins if looks else None
 
     def _look_for_trials(self, now: float) -> None:
         """Do what the launcher wants to be tried in the processes of a script without DDP."""
@@ -559,7 +571,8 @@ class CallRecorder:
     def _take_turn(self, trial: ThreadsTrial, now: float) -> None:
         """Give this process the threads of the present turn. They are those of a thread, so only the first one does."""
         turn = trial.turn_at(now)
-        self._look_after = min(self._look_after, trial.begins + (turn + 1) * trial.turn)
+        if turn < trial.turns:  # behind the last one that moment is over: each call would be followed by a look
+            self._look_after = min(self._look_after, trial.begins + (turn + 1) * trial.turn)
         if threading.get_ident() != self._thread or trial.has_fewer(turn) == bool(self._threads_before):
             return
         if self._threads_before:

@@ -189,7 +189,8 @@ class _Kept:
                     prefetch_factor=PREFETCHED,
                     timeout=_PATIENCE,
                     worker_init_fn=getattr(like, "_worker_init_fn", None),
-                    generator=torch.Generator(),  # the script's own random numbers stay as they are
+                    # The script's own random numbers stay as they are. torch draws a seed on the default device.
+                    generator=torch.Generator(torch.get_default_device()),
                 )
             )
             self.workers = set(multiprocessing.active_children()) - before

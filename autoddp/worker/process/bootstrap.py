@@ -79,21 +79,25 @@ def _arm_for_tuning(config: WorkerConfig, threads_given: str | None) -> None:
     _when_torch_is_imported(start)
 
 
+written: set[str] = set()
+"""Variables that the script has written, of those that `notice_writes` was called for."""
+
+
 def notice_writes(variable: str) -> Callable[[], bool]:
     """Notice from here on whether the script writes this variable, also the value that it has, until that is asked."""
     environment: Any = type(os.environ)
-    write, written = environment.__setitem__, list[str]()
+    write = environment.__setitem__
 
     @functools.wraps(write)
     def noticing(self: Any, name: str, value: str) -> None:
         if name == variable:
-            written.append(name)
+            written.add(name)
         write(self, name, value)
 
     def is_written() -> bool:
         if environment.__setitem__ is noticing:  # else somebody has wrapped it since
             environment.__setitem__ = write
-        return bool(written)
+        return variable in written
 
     environment.__setitem__ = noticing
     return is_written
