@@ -67,7 +67,6 @@ HOMES = {
         "topology/system/interfaces.py",
         "topology/system/machine.py",
         "processes/children.py",
-        "attempts/deadline.py",
     ),
 }
 IMPORTED_AS = {"nvidia-ml-py": "pynvml"}

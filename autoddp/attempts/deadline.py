@@ -5,19 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-import psutil
-
 from autoddp.units import duration
 
 _UNASKED = 300.0  # seconds from the script's first step, where no --budget is given
 _SHORTEST = 30.0  # seconds that tuning may take however short the script is
 _GRACE = 0.1  # of the whole: the study plans by `left`, so a measurement that has begun before may still end
-
-
-def command_given() -> float:
-    """When this process was started, by `time.monotonic()`."""
-    started: float = psutil.Process().create_time()
-    return time.monotonic() - (time.time() - started)
 
 
 class Deadline:

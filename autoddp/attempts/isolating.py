@@ -24,6 +24,7 @@ from autoddp.isolation.mounts import mount_at
 from autoddp.isolation.overlay import Layers
 from autoddp.isolation.plan import SHARED_MEMORY, IsolationPlan
 from autoddp.runs.folder import RunFolder
+from autoddp.torchrun.options import FORKED, forks_ranks
 from autoddp.units import Allowance, data_size
 
 NO_LANDLOCK = "AUTODDP_NO_LANDLOCK"
@@ -75,19 +76,25 @@ class Isolation:
         Under guard all processes change the scratch folder under one lock, which not every file system has: each write
         of the script's would be an error.
 
-        A Python checks itself from its start. Nothing checks another program from within, such as a shell: so its
-        command under `--no-python` is judged here, as if a script that is checked had started it.
+        A Python checks itself from its start. A rank that is forked begins in the middle, and nothing checks another
+        program from within, such as a shell. So its command, under `--no-python` or by PYTHON_EXEC, is judged here, as
+        if a script that is checked had started it.
         """
+        if forks_ranks(torchrun):
+            return f"{FORKED}, so nothing there keeps what it writes or sends"
         if self.level is Level.GUARD and not self._folder.has_locks:
             return (
                 f"the file system of {self._folder.path} has no locks, which guard needs; name another one by --output"
             )
-        if not torchrun.no_python:
+        others_python = "" if torchrun.no_python or torchrun.run_path else os.environ.get("PYTHON_EXEC", "")
+        if not (torchrun.no_python or others_python):
             return ""
         from autoddp.isolation.elsewhere.commands import judge_words
         from autoddp.isolation.pipes import Pipes
 
         words = [torchrun.training_script, *torchrun.training_script_args]
+        if others_python:  # torchrun starts the script by it in place of this Python: it may be a shell script
+            words = [others_python, "-u", *(["-m"] if torchrun.module else []), *words]
         if self.level is Level.GUARD and not _starts_python(words):
             return f"{words[0]} is no Python, and without an overlay nothing takes back what it writes"
         return judge_words(words, are_others=Pipes(time.time()).are_others)

@@ -70,7 +70,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
 import textwrap
 import time
@@ -87,7 +86,7 @@ from autoddp.attempts.journal import Journal
 from autoddp.attempts.restarts import Starts
 from autoddp.codec import replace
 from autoddp.hosts.together import ENDED_THERE
-from autoddp.processes.children import ENDED_WELL
+from autoddp.processes.children import ENDED_WELL, kill_if_below
 from autoddp.study import INTERRUPTED, TrialFailed, TuningOver
 from autoddp.timing import median
 from autoddp.units import duration
@@ -178,9 +177,12 @@ class Worker:
         shut_down(self.connection)
 
     def kill(self) -> None:
-        """SIGKILL to the process, if it is still there."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.hello.pid, signal.SIGKILL)
+        """SIGKILL to the process, if it is still there, and one that this launcher has started.
+
+        The worker itself has told its number. In a PID namespace of its own that is another process's here, and so it
+        may be some time after the worker has ended.
+        """
+        kill_if_below(self.hello.pid)
 
 
 @dataclass(frozen=True)

@@ -110,21 +110,23 @@ class Waiting:
         still = now - max([self._began, *(seen.moved for seen in self._ranks.look().values())])
         return f"no rank has moved for {duration(still)}: {self.where()}" if still > _GIVEN_UP else ""
 
-    def for_whom(self, elsewhere: Collection[str] = ()) -> str:
+    def for_whom(self, elsewhere: Collection[str] = (), unheard: Mapping[str, float] | None = None) -> str:
         """Call this repeatedly while steps are measured: a line, once, where ranks have waited for another one.
 
-        `elsewhere`: other hosts on which a rank works.
+        `elsewhere`: other hosts on which a rank works. `unheard`: those of which nothing is heard, for so many seconds.
         """
         now, ranks = self.clock(), self._ranks.look()
         waits = {rank: seen for rank, seen in ranks.items() if seen.waits(now)}
         work = {rank: seen for rank, seen in ranks.items() if rank not in waits}
         longest = max((now - seen.moved for seen in waits.values()), default=0.0)
-        if longest < _FOR_WHOM or not (work or elsewhere):
+        if longest < _FOR_WHOM or not (work or elsewhere or unheard):
             self._told = False
             return ""
         if self._told:
             return ""
         self._told = True
-        whom = places(work, now) if work else f"a rank on {', '.join(elsewhere)} works"
+        others = [f"a rank on {', '.join(elsewhere)} works"] if elsewhere else []
+        silent = [f"{name} has not been heard of for {duration(seconds)}" for name, seconds in (unheard or {}).items()]
+        whom = places(work, now) if work else "; ".join(others + silent)
         have = "has" if len(waits) == 1 else "have"
         return f"{ranks_text(waits)} {have} waited for {duration(longest)} for another one: {whom}"

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import cast
 
 from autoddp.codec import decode, plain
 from autoddp.commandline.options import Options
@@ -125,6 +126,20 @@ def job_now(options: Options) -> Job:
         "environment": _digest_of(json.dumps(_variables(source), sort_keys=True)),
         "cpus": usable_cpus(),
     }
+
+
+def changed_since(job: Job, options: Options) -> list[str]:
+    """The files of `job`, made by `job_now`, that are not as they were: the script's, and those its arguments name."""
+    try:
+        now = job_now(options)
+    except OSError:  # the current folder was removed: the launch says so itself
+        return []
+    return [
+        name.partition("=")[2] or name
+        for part in ("files", "named in them")
+        for name, digest in cast(Mapping[str, str], job[part]).items()
+        if cast(Mapping[str, str], now[part]).get(name, "") != digest
+    ]
 
 
 def _here() -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from autoddp.attempts.communication import Enough, diagnosed
-from autoddp.attempts.deadline import Deadline, command_given
+from autoddp.attempts.deadline import Deadline
 from autoddp.attempts.env_screening import Screening
 from autoddp.attempts.isolating import Isolation, choose_isolation
 from autoddp.attempts.job_machine import NO_DDP
@@ -213,7 +213,7 @@ class Tuning:
     """See `WorkerConfig`."""
     rates: Mapping[str, float] = field(default_factory=dict)
     """See `Network`."""
-    began: float = field(default_factory=command_given)
+    began: float = field(default_factory=time.monotonic)
     """When the command was given, by `time.monotonic()`."""
 
     def __post_init__(self, preparation: Preparation) -> None:
@@ -547,6 +547,7 @@ class Tuning:
             cuda_graphs=self.options.cuda_graphs,
             recompiles=self.options.recompile,
             local_buffers=self.options.local_buffers,
+            static_graph=self.options.static_graph,
             diagnoses=self._records,
         )
         return {
@@ -604,7 +605,7 @@ class _Limits:
         self._look_at_what_is_written()
         machine = self.job.machine
         self.hosts.waits(self.waiting.waited(machine.ended))
-        if machine.measuring and (line := self.waiting.for_whom(self.hosts.at_work)):
+        if machine.measuring and (line := self.waiting.for_whom(self.hosts.at_work, self.hosts.unheard)):
             self.say(f"{line}{self._at_most}")
         if machine.is_starting and self._is_enough():
             self.job.give_up(NO_DDP)

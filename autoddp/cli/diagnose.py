@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,14 +54,16 @@ def run(arguments: list[str]) -> int:
     if arguments[:1] in (["-h"], ["--help"]):
         show_exactly(f"{_HELP}\n{help_text(whole=True, of_diagnose=True).partition(chr(10) * 2)[2]}")
         return 0
+    began = time.monotonic()  # see `main.run`
     require_current_folder()
     load_torchrun()
-    examine(*parse_with_switch(arguments, "--json"))
+    examine(*parse_with_switch(arguments, "--json"), began)
     return 0
 
 
-def examine(options: Options, as_json: bool) -> None:
-    """Diagnose this job and print what was found; AutoddpError as for `run`."""
+def examine(options: Options, as_json: bool, began: float | None = None) -> None:
+    """Diagnose this job and print what was found; AutoddpError as for `run`. `began`: when the command was given."""
+    began = time.monotonic() if began is None else began
     if as_json and options.dry_run:
         raise UsageError("diagnose: --dry-run prints a line of text: leave out --json")
     if options.no_orphans:  # before anything is started; torch is imported, and has no threads yet
@@ -80,7 +83,7 @@ def examine(options: Options, as_json: bool) -> None:
         words = [options.script, *without_secrets(options.torchrun.training_script_args)]
         show(printable(f"would diagnose: {' '.join(words)}"))
         return
-    tuning, tuned, folder = _examined(options, mode)
+    tuning, tuned, folder = _examined(options, mode, began)
     communication, rows = tuning.communication, tuning.own_collectives
     if tuned.diagnosis is None and communication is not None:
         if as_json:
@@ -107,7 +110,7 @@ def _columns() -> int:
     return max(WIDTH, width_of_stdout())
 
 
-def _examined(options: Options, mode: Mode) -> tuple[Tuning, Tuned, Path]:
+def _examined(options: Options, mode: Mode, began: float) -> tuple[Tuning, Tuned, Path]:
     """The job, what came of it, and the folder with its logs."""
     with contextlib.ExitStack() as until_done:
         until_done.enter_context(signals_end_tuning(ending_signals(options.torchrun), "the diagnosis ends"))
@@ -123,7 +126,7 @@ def _examined(options: Options, mode: Mode) -> tuple[Tuning, Tuned, Path]:
         network = agreement.network if agreement is not None else Network()
         hosts = agreement.hosts if agreement is not None else Hosts()
         with environment_with(network.variables), Results(options, preparation.folder, network) as results:
-            tuning = Tuning(options, preparation, hosts, results, network.together, network.rates)
+            tuning = Tuning(options, preparation, hosts, results, network.together, network.rates, began)
             tuned = tuning.run()
         results.keep_diagnosis(tuned, tuning.communication)
     return tuning, tuned, preparation.folder.path

@@ -11,6 +11,7 @@ import gc
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -70,11 +71,14 @@ def main() -> None:
 
 def run(command_line: Callable[[], Options]) -> None:
     """A training job. Returns when it has ended well; ends the process for a user's error."""
+    # --budget counts from here, before torch is imported. The age of the process would not do: a shell becomes the last
+    # command of `bash -c "pip install … && autoddp …"`, and the process is then as old as all that came before.
+    began = time.monotonic()
     with errors_end_the_process():
         require_current_folder()
         with _no_garbage_collection():
             load_torchrun()
-        job = prepare(with_project(command_line()))
+        job = prepare(with_project(command_line()), began)
     if job is not None:
         launch(job)
 
@@ -107,8 +111,11 @@ def with_project(options: Options) -> Options:
     return replace(options, **added, says=(*options.says, *([line] if line else [])))
 
 
-def prepare(options: Options) -> Job | None:
-    """Everything up to the real job; None when there is none to run. AutoddpError for what the user has to mend."""
+def prepare(options: Options, began: float) -> Job | None:
+    """Everything up to the real job; None when there is none to run. AutoddpError for what the user has to mend.
+
+    `began`: when the command was given, by `time.monotonic()`.
+    """
     if options.no_orphans:  # before anything is started; torch is imported, and has no threads yet
         from autoddp.processes.supervisor import run_below_a_supervisor
 
@@ -132,10 +139,12 @@ def prepare(options: Options) -> Job | None:
             until_tuned.enter_context(signals_end_tuning(ending_signals(options.torchrun), says))
         if mode.tune:
             from autoddp.attempts.objective import ObjectiveTuning
+            from autoddp.attempts.resuming import changed_since, job_now
             from autoddp.attempts.tune import Tuning, prepared
             from autoddp.cli.tuned import Results  # they take a while
 
             preparation = until_tuned.enter_context(prepared(options))
+            as_given = job_now(options)
         if mode.tune or _meets(mode):
             until_tuned.enter_context(awaiting("what comes before the job"))
         agreement = _agreement(options, mode)
@@ -151,8 +160,10 @@ def prepare(options: Options) -> Job | None:
             with environment_with(network.variables):
                 with Results(options, preparation.folder, network) as results:
                     tuning = Tuning if options.study.objective is None else ObjectiveTuning
-                    tuned = tuning(options, preparation, hosts, results, network.together).run()
+                    tuned = tuning(options, preparation, hosts, results, network.together, began=began).run()
                 mode, builds_ddp = results.mode(mode, tuned), tuned.built_ddp
+            if (changed := changed_since(as_given, options)) and not options.tune_only:
+                tell(f"warning: changed while it was tuned: {', '.join(changed)}; the job runs what is there now")
         elif agreement is not None:
             before, mode = mode, for_hosts(mode, options, agreement.hosts.nodes, agreement.ranks)
             if mode is not before:

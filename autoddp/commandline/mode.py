@@ -31,15 +31,17 @@ from autoddp.knobs import AS_WRITTEN, KNOBS, LIMITS, Configuration, Rung
 from autoddp.knobs.computing import THREADS
 from autoddp.knobs.micro_batches import larger_batch
 from autoddp.recipe import Recipe, differences, load, require_fit
-from autoddp.torchrun.options import node_range, processes_per_node, torchrun_parser
+from autoddp.torchrun.options import FORKED, forks_ranks, node_range, processes_per_node, torchrun_parser
 from autoddp.torchrun.surroundings import FRESH_STORE
 from autoddp.units import percent
 
-_OF_A_JOB = ("log_dir", "redirects", "tee", "local_ranks_filter", "max_restarts")
+_OF_A_JOB = ("log_dir", "redirects", "tee", "local_ranks_filter", "max_restarts", "monitor_interval")
 """Fields of torchrun's options that have no effect on what `torchrun.jobs.run_tuning_job` starts."""
 _OF_A_RECIPE = ("near_limit", "lossy_limit")
 """Options beside --watch and --tune-only that must be the same on all hosts which launch with a recipe."""
-_OF_A_STUDY = (*_OF_A_RECIPE, "diagnose_budget", "cuda_graphs", "recompile", "local_buffers", "objective", "force")
+_TRIES_MORE = ("cuda_graphs", "recompile", "local_buffers", "static_graph")
+"""Options by which a study tries more."""
+_OF_A_STUDY = (*_OF_A_RECIPE, "diagnose_budget", *_TRIES_MORE, "objective", "force")
 """Options that must be the same on all hosts which tune."""
 
 
@@ -125,7 +127,7 @@ class Mode:
         if not self.tune:
             return f"as written {sorted(self.variables.items())}"
         study = options.study
-        more = f"{study.diagnose_budget} {options.cuda_graphs} {options.recompile} {options.local_buffers}"
+        more = f"{study.diagnose_budget} {[getattr(options, name) for name in _TRIES_MORE]}"
         aim = study.objective.text if study.objective is not None else ""
         return f"tune {study.trials} {study.allowed} {more} {watched} {options.force} {aim}"
 
@@ -171,6 +173,11 @@ def choose(options: Options) -> Mode:
     """
     ranks = "" if options.ranks_given else _settle_ranks(options)
     mode = replace(_chosen_mode(options), ranks=ranks)
+    if forks_ranks(options.torchrun) and not mode.as_torchrun:
+        if options.tune_only:
+            raise NotTuned(f"{FORKED}: nothing was tuned; use --start-method spawn")
+        without = "launching as torchrun would, without tuning and without a recipe; --start-method spawn has both"
+        return replace(mode.as_written, bypass=False, is_unfit=False, says=f"{FORKED}: {without}")
     if mode.recipe is not None:
         return replace(mode, says=_says_of_launch(mode, options))
     if options.objective is not None and mode.tune and (left_out := options.not_of_an_objective):

@@ -49,7 +49,7 @@ _OF_A_DIAGNOSIS = frozenset(
 """Fields of the options that `autoddp diagnose` takes too. All others are for tuning and launching."""
 _OTHER_MEANING = {"budget", "diagnose_budget"}
 """Options in `_OF_A_DIAGNOSIS` that have another default there: its own help says which."""
-_OF_TUNING = frozenset("all_trials cuda_graphs fresh job_steps local_buffers recompile trace".split())
+_OF_TUNING = frozenset("all_trials cuda_graphs fresh job_steps local_buffers recompile static_graph trace".split())
 """Fields that only say what tuning tries or writes: a launch with a saved recipe cannot follow them."""
 _NOT_OF_AN_OBJECTIVE = (_OF_TUNING - {"all_trials"}) | {
     "accumulate_up_to",
@@ -188,6 +188,8 @@ class Options:
     """Compiling may take minutes, so it has to be asked for."""
     local_buffers: bool = _switch("try that each rank keeps its own BatchNorm statistics; rank 0's stay as they were")
     """What ranks other than rank 0 evaluate or save then differs, so it has to be asked for."""
+    static_graph: bool = _switch("try static_graph=True also where DDP is to look for unused parameters")
+    """The job then stops where a parameter is unused, so it has to be asked for."""
     job_steps: int | None = _option(
         "steps of the whole job: PowerSGD begins after a tenth of them (else after 1000)", "N", _whole(1), "90000"
     )

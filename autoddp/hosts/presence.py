@@ -209,6 +209,11 @@ class Presence:
             fresh = {other: self._still[other].seconds <= _FRESH and other in self._beats for other in self._others}
             return {self.name_of(o): self._beats[o].waited if fresh[o] else 0.0 for o in self._others}
 
+    def unheard(self) -> dict[str, float]:
+        """The other hosts of which nobody knows what their ranks do, and for how many seconds nothing was heard."""
+        with self._lock:
+            return {self.name_of(o): self._still[o].seconds for o in self._others if self._still[o].seconds > _FRESH}
+
     def end(self, why: str) -> None:
         """Tell all hosts that tuning has to end."""
         with self._lock:

@@ -118,7 +118,14 @@ class Hosts:
         """The other hosts on which a rank does something else than waiting for others, by name."""
         if not self.several:
             return []
-        return [name for name, seconds in self._presence.waited_elsewhere().items() if not seconds]
+        unheard = self._presence.unheard()
+        waited = self._presence.waited_elsewhere()
+        return [name for name, seconds in waited.items() if not seconds and name not in unheard]
+
+    @property
+    def unheard(self) -> dict[str, float]:
+        """The other hosts of which nothing is heard, by name, and for how many seconds."""
+        return self._presence.unheard() if self.several else {}
 
     def end(self, why: str) -> None:
         """Tell the others that tuning has to end on all hosts; this launcher goes on to the job."""

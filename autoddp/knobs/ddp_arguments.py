@@ -78,8 +78,11 @@ def _why_not_static(look: FirstLook) -> str:
         return "the script sets it already"
     if look.hook_sees_buckets:
         return OWN_HOOK_SEES_BUCKETS
-    is_static = all(one.is_static for one in look.steps)
-    return "" if is_static else "gradients did not become ready once per step in one order, from the model's output on"
+    if not all(one.is_static for one in look.steps):
+        return "gradients did not become ready once per step in one order, from the model's output on"
+    if look.passes(FIND_UNUSED) and ALSO_STATIC not in look.options:
+        return f"DDP is to look for unused parameters, and the job would stop at the first one: {ALSO_STATIC} tries it"
+    return ""
 
 
 def why_no_views(look: FirstLook) -> str:
@@ -98,6 +101,8 @@ def _why_no_own_buffers(look: FirstLook) -> str:
 OWN_HOOK_SEES_BUCKETS = f"{OWN_HOOK}, whose result may depend on the buckets"
 KEEPS_GRADIENTS = "the script keeps gradients, which the next backward pass would change"
 RECOMPILE = "--recompile"
+ALSO_STATIC = "--static-graph"
+"""By this option a static graph is tried also where the script sets `FIND_UNUSED`."""
 FIND_UNUSED = "find_unused_parameters"
 """The argument by which a script has DDP look for unused parameters in each step; a static graph ends that."""
 

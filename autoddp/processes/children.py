@@ -100,6 +100,14 @@ def kill_child(child: int, patience: float = _ENDING) -> int | None:
     return None
 
 
+def kill_if_below(pid: int) -> None:
+    """Kill the process of this number if it is one below this process."""
+    with contextlib.suppress(psutil.Error):  # it is gone, or another user's
+        process = psutil.Process(pid)
+        if os.getpid() in [above.pid for above in process.parents()]:
+            process.kill()
+
+
 def kill_descendants() -> None:
     """Kill every process below this one; returns once they are gone, or after ten seconds."""
     for _ in polls(_ENDING, _KILLS):

@@ -27,6 +27,8 @@ from autoddp.torchrun.surroundings import (
     signal_handlers_kept,
 )
 
+_LOOKS = 0.1  # seconds between two looks of elastic at the ranks of an attempt; torch's own default
+
 
 def run_real_job(torchrun: argparse.Namespace) -> None:
     """Run the job with these arguments by torchrun's own code."""
@@ -48,6 +50,9 @@ def run_tuning_job(torchrun: argparse.Namespace, folder: Path, number: int) -> s
     arguments.master_port = torchrun.master_port or DEFAULT_PORT
     arguments.log_dir = str(folder)
     arguments.redirects, arguments.tee, arguments.local_ranks_filter = "3", "0", ""
+    # Elastic sleeps so long before it looks at its ranks. An attempt whose ranks have ended is killed after 20 seconds,
+    # and of one that elastic has not looked at nobody learns that a rank has failed.
+    arguments.monitor_interval = min(arguments.monitor_interval, _LOOKS)
     fresh = FRESH_STORE if node_range(torchrun)[1] > 1 and _agents_share_one_store() else {}
     follow_clock_as_told()
     with quiet_elastic(folder / "elastic.log"), environment_with(fresh):

@@ -85,6 +85,15 @@ def node_range(torchrun: argparse.Namespace) -> tuple[int, int]:
     return int(most if waits_for_all else fewest), int(most)
 
 
+FORKED = "under --start-method fork a rank is a copy of its launcher, and no Python begins in it"
+"""Why nothing of autoddp gets into such a rank; see `forks_ranks`."""
+
+
+def forks_ranks(torchrun: argparse.Namespace) -> bool:
+    """Whether ranks are forked: then none of them imports `inject/sitecustomize.py`, which arms the worker."""
+    return bool(torchrun.run_path) and torchrun.start_method == "fork"
+
+
 def ending_signals(torchrun: argparse.Namespace) -> frozenset[int]:
     """The usual signals that end a job, and those that the user's options add."""
     names = getattr(torchrun, "signals_to_handle", "").split(",")  # older versions of torch have no such option
@@ -154,7 +163,8 @@ def _require_folder(log_dir: str) -> None:
 def require_rendezvous(torchrun: argparse.Namespace) -> None:
     """UsageError for a rendezvous that can come to nothing, whatever other hosts do. Connects to nothing.
 
-    torch's own code judges the options, with a store in this process in the place of the one at the endpoint.
+    torch's own code judges the options, with a store in this process in the place of the one at the endpoint. The port
+    of several hosts is looked at when they meet, see `require_free_port`.
     """
     from torch.distributed import HashStore  # type: ignore[attr-defined]
     from torch.distributed.elastic.rendezvous import (
@@ -193,6 +203,9 @@ def require_rendezvous(torchrun: argparse.Namespace) -> None:
             raise ValueError(f"there is no rendezvous backend of that name, but {known}")
         elif backend in _OF_ETCD and importlib.util.find_spec(_OF_ETCD[0]) is None:
             raise ValueError("its module etcd is not installed here: pip install python-etcd, or --rdzv-backend c10d")
+        if backend == "static" and most == 1 and _is_taken(parse_rendezvous_endpoint(where, DEFAULT_PORT)[1]):
+            # torchrun would find out at its start. Here that may be minutes of tuning later.
+            raise ValueError("another program on this host has the port: end it, or give another port")
         is_tcp = backend == "static" or (backend == "c10d" and _has_tcp_store(settings))
         if is_tcp and fewest > 1 and parse_rendezvous_endpoint(where, _C10D_PORT)[1] == 0:
             raise ValueError("port 0 is any free port, which the other hosts do not know")

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from desk import VARIABLES, Desk
+from launchers import environment
 
 from autoddp.attempts.deadline import Deadline
 from autoddp.attempts.job_machine import State
 from autoddp.study import TuningOver
 
 ENDED = "the script ended with exit code 0"
+
+
+COMMAND = """
+import time
+from autoddp.cli import main
+main.load_torchrun, main.with_project = lambda: None, lambda options: options
+main.prepare = lambda options, began: print(time.monotonic() - began)
+main.run(lambda: None)
+"""
 
 
 class Clock:
@@ -31,6 +43,13 @@ def test_a_budget_counts_from_the_command() -> None:
     assert (deadline.left, deadline.why_over) == (0.0, "")
     clock.now = 157.0
     assert deadline.why_over == "--budget 1 min 0 s is over"
+
+
+def test_what_a_shell_has_done_before_the_command_does_not_count() -> None:
+    """As `bash -c "pip install … && autoddp …"`: bash becomes its last command, and the process is as old as bash."""
+    words = ["bash", "-c", 'sleep 3 && exec "$0" -c "$1"', sys.executable, COMMAND]
+    said = subprocess.run(words, env=environment(), capture_output=True, text=True, check=True)
+    assert float(said.stdout) < 2.5
 
 
 def test_without_a_budget_it_counts_from_the_first_step() -> None:

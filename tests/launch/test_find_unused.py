@@ -1,4 +1,4 @@
-"""find_unused_parameters: where every parameter is used, static_graph ends the search; a job stops where one is not."""
+"""find_unused_parameters: static_graph ends the search, if the user allows that the job stops where one is unused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LATER = "unused.py --from-step 12"
 PROBES = "unused.py --probes-from 12"
 
 
-TUNED = ("--trials", "2", "--allow", "exact", "--tune-only", "--diagnose-budget", "0")
+TUNED = ("--static-graph", "--trials", "2", "--allow", "exact", "--tune-only", "--diagnose-budget", "0")
 
 
 def launched(folder, *words, script="unused.py"):
@@ -71,6 +71,8 @@ def test_a_parameter_that_is_unused_later_stops_the_job_at_once(recipe, tmp_path
     job = launched(tmp_path / "job", "--recipe", str(recipe), "--force", script=LATER)
     assert job.returncode == 1
     assert "the recipe's static_graph needs the gradients of all parameters in each step" in job.stderr
+    assert f"take the line static_graph out of [configuration] in {recipe}" in job.stderr
+    assert "tune again" not in job.stderr  # which would find it again
     assert not list(job.folder.glob("rank*.pt"))
 
 

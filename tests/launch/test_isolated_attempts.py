@@ -231,6 +231,34 @@ def test_a_disk_without_locks_is_named_before_the_script_is_started_under_guard(
     folder.clean()
 
 
+RUNS = {
+    # torchrun's words, the program in PYTHON_EXEC, why the script is not started to be tuned
+    "forked": ("--run-path --start-method fork", "", "no Python begins in it, so nothing there keeps what it writes"),
+    "spawned": ("--run-path", "", ""),
+    "forked, without --run-path": ("--start-method fork", "", ""),  # torch starts a program then, whatever is said
+    "this Python": ("", sys.executable, ""),
+    "a shell script": ("", "./py", "python3 -E"),
+    "a shell script that --run-path leaves alone": ("--run-path", "./py", ""),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_rank_that_would_begin_without_the_checks_is_not_started(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a rank writes real files under guard, and sends what it likes at every level."""
+    words, program, why = RUNS[name]
+    monkeypatch.chdir(tmp_path)
+    Path("py").write_text('#!/bin/sh\nexec env -u PYTHONPATH python3 -E "$@"\n')
+    Path("py").chmod(0o755)
+    if program:
+        monkeypatch.setenv("PYTHON_EXEC", program)
+    folder: Any = None
+    found = Isolation(Level.OVERLAY, folder).why_not_started(parse([*words.split(), "train.py"]).torchrun)
+    assert why in found
+    assert bool(why) is bool(found)
+
+
 def test_a_copy_that_has_no_name_yet_ends_tuning_before_the_disk_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

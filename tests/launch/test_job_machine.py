@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from desk import VARIABLES, Desk, Rank
 
-from autoddp.attempts.job_machine import Closed, MeasureAsked, Said, State, TakenOver
+from autoddp.attempts.job_machine import Closed, MeasureAsked, Said, State, TakenOver, Worker
 from autoddp.codec import decode
 from autoddp.knobs import Configuration
+from autoddp.processes import children
 from autoddp.study import INTERRUPTED, TrialFailed, TuningOver
-from autoddp.wire import BlockDone, Entry, Finish, Goodbye, Measure, Start, Welcome
+from autoddp.wire import VERSION, BlockDone, Entry, Finish, Goodbye, Hello, Measure, Start, Welcome
 
 EVENTS: dict[str, Callable[[Desk], Any]] = {
     "another rank says hello": lambda desk: desk.hello(2),
@@ -167,6 +170,19 @@ def test_a_rank_without_a_word_vanishes(desk: Desk) -> None:
     desk.passes(2)
     with pytest.raises(TrialFailed, match=r"^rank 0 vanished$"):
         block.result(0)
+
+
+def test_a_process_that_this_launcher_has_not_started_is_not_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank in a PID namespace of its own, as by `unshare --pid`, tells a number that is another process's here."""
+    with subprocess.Popen(["sleep", "100"]) as other:
+        worker = Worker(cast("Any", None), Hello(VERSION, 0, 0, other.pid, 0))
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setattr(children.os, "getpid", lambda: 2**30)
+            worker.kill()
+        assert other.poll() is None
+        worker.kill()
+        assert other.wait(60) == -signal.SIGKILL
+        worker.kill()  # gone
 
 
 def test_ranks_that_hang_are_killed(desk: Desk) -> None:

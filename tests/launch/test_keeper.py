@@ -19,6 +19,7 @@ from traces.room import may_bind
 
 from autoddp.attempts import keeper as keeper_module
 from autoddp.attempts.keeper import Attempt, Keeper, Shelter
+from autoddp.commandline.options import parse
 from autoddp.isolation import Level
 from autoddp.processes.polling import polls
 from autoddp.processes.signals import NOT_FOR_THE_KEEPER
@@ -31,6 +32,18 @@ def children_are_ignored():
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     yield
     signal.signal(signal.SIGCHLD, before)
+
+
+@pytest.mark.parametrize(("given", "looks"), [("60", 0.1), ("0.05", 0.05)])
+def test_elastic_looks_often_at_the_ranks_of_an_attempt(
+    given: str, looks: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the job's own ranks are looked at by: each attempt would end 20 seconds late, by SIGKILL."""
+    seen: list[float] = []
+    monkeypatch.setattr(jobs, "_run_without_restarts", lambda arguments: seen.append(arguments.monitor_interval) or "")
+    torchrun = parse(["--nproc-per-node", "2", "--monitor-interval", given, "train.py"]).torchrun
+    assert jobs.run_tuning_job(torchrun, tmp_path, 0) == ""
+    assert (seen, torchrun.monitor_interval) == ([looks], float(given))
 
 
 def test_a_launcher_that_ignores_its_children(children_are_ignored: None) -> None:

@@ -106,7 +106,7 @@ def test_a_table_that_cannot_be(line: str) -> None:
 
 HARMFUL = (
     "accumulate-up-to cuda-graphs dry-run force fresh isolation job-steps keep-runs local-buffers no-orphans output "
-    "recipe recompile scratch-limit tune-only watch"
+    "recipe recompile scratch-limit static-graph tune-only watch"
 )
 
 

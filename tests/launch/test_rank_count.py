@@ -42,6 +42,14 @@ def test_a_standalone_job_on_a_node_of_a_cluster(trials, monkeypatch):
     assert choose(parse(words)).as_torchrun is (trials == "0")
 
 
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_ranks_into_which_no_worker_gets_are_launched_as_by_torchrun(method):
+    words = ["--nproc-per-node", "2", "--run-path", "--start-method", method, "train.py"]
+    mode = choose(parse(words))
+    assert mode.as_torchrun is (method == "fork")
+    assert ("without tuning and without a recipe" in mode.says) is (method == "fork")
+
+
 NODES = {
     # the CPU lists of its NUMA nodes, the CPUs of this process, nodes on which it may run
     "one": (["0-7"], range(8), 1),

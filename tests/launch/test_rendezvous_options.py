@@ -129,6 +129,17 @@ def test_what_torchrun_refuses_is_refused_and_nothing_else(backend: str) -> None
     assert (allowed > 100) is (backend in ("static", "c10d"))
 
 
+@pytest.mark.parametrize("words", [["--master-port", "29700"], ["--rdzv-endpoint", "localhost:29700"]])
+def test_a_port_that_is_taken_is_an_error_before_tuning(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two jobs on one host mostly: torchrun ends at once, and autoddp tuned for minutes before it did."""
+    given = PARSER.parse_args([*words, "train.py"])
+    options.require_rendezvous(given)
+    monkeypatch.setattr(options, "_is_taken", lambda port: port == 29700)
+    with pytest.raises(UsageError, match="another program on this host has the port"):
+        options.require_rendezvous(given)
+    options.require_rendezvous(PARSER.parse_args(["train.py"]))  # torchrun takes any free port
+
+
 @pytest.mark.parametrize("backend", ["static", "c10d"])
 def test_the_place_where_hosts_meet_is_torchruns(backend: str) -> None:
     seen = set()

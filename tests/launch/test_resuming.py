@@ -16,7 +16,7 @@ from test_tuned_hosts import rendezvous
 from test_tuned_scripts import summary
 
 from autoddp.attempts.journal import Journal
-from autoddp.attempts.resuming import _entries, cut_off, job_now, study_begins, study_is_over
+from autoddp.attempts.resuming import _entries, changed_since, cut_off, job_now, study_begins, study_is_over
 from autoddp.codec import encode
 from autoddp.commandline.options import parse
 from autoddp.knobs import Configuration
@@ -241,3 +241,20 @@ def test_several_hosts_go_on_together(lab, tmp_path, number):
     assert measured[0] == measured[1]
     recipes = [(launch.folder / "scripts.plain.autoddp.toml").read_text() for launch in again]
     assert recipes[0] == recipes[1]
+
+
+@pytest.mark.parametrize("edited", [None, "train.py", "model.py", "job.yaml"])
+def test_what_the_user_changes_while_the_script_is_tuned_is_named(job: Path, edited: str | None) -> None:
+    options = parse(WORDS)
+    before = job_now(options)
+    if edited is not None:
+        Path(edited).write_text(Path(edited).read_text() + "\n# the next experiment\n")
+    changed = changed_since(before, options)
+    assert [Path(name).name for name in changed] == ([edited] if edited else [])
+
+
+def test_a_script_that_was_removed_while_it_was_tuned_is_named(job: Path) -> None:
+    options = parse(WORDS)
+    before = job_now(options)
+    Path("train.py").unlink()
+    assert "train.py" in changed_since(before, options)

@@ -81,6 +81,13 @@ def test_a_host_on_which_a_rank_works_is_named(tmp_path: Path) -> None:
     assert Waiting(tmp_path, lambda: 1000.0).for_whom() == ""  # all wait: that is a hang
 
 
+def test_of_a_host_that_is_silent_nobody_says_that_it_works(tmp_path: Path) -> None:
+    waiting = Waiting(tmp_path, lambda: 1000.0)
+    beat(tmp_path, 0, "backward, called in train.py, line 5", 11.0, 8.0)
+    line = waiting.for_whom([], {"node 1 (host1)": 11.4})
+    assert line == "rank 0 has waited for 11 s for another one: node 1 (host1) has not been heard of for 11 s"
+
+
 @pytest.mark.parametrize("jump", [0.0, 86400.0, -86400.0])
 def test_movement_starts_the_clock_again(jump: float, tmp_path: Path) -> None:
     """The files' times are the system's, which may jump in between; the clock of the launcher does not."""

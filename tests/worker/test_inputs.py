@@ -60,9 +60,42 @@ CASES: list[tuple[tuple[Any, ...], dict[str, Any], list[str]]] = [
     ((Graph(),), {}, ["0: Graph"]),
     ((), {}, ["inputs: none"]),
     (([],), {}, ["inputs: none"]),
-    ((Raises(),), {}, ["inputs: unreadable"]),
+    ((Raises(),), {}, ["0: Raises"]),
     (({"odd: [key]\n": LABELS},), {}, ["0.odd key: int64[8]"]),
 ]
+
+
+class Lazy(Mapping[str, Any]):
+    """A batch whose fields are augmented when the model asks for them, as datasets' LazyRow with a random transform."""
+
+    def __getitem__(self, key: str) -> Any:
+        return IMAGES + torch.rand(())
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(["images"])
+
+    def __len__(self) -> int:
+        return 1
+
+
+class LazyDict(dict[str, Any]):
+    """The same over a dict, which holds how a field is made."""
+
+    def __getitem__(self, key: str) -> Any:
+        return super().__getitem__(key) + torch.rand(())
+
+    def items(self) -> Any:
+        return [(key, self[key]) for key in self]
+
+    def values(self) -> Any:
+        return [self[key] for key in self]
+
+
+@pytest.mark.parametrize("batch", [Lazy(), LazyDict(images=IMAGES), UserDict({"one": Lazy()})], ids=type)
+def test_looking_at_a_batch_draws_no_random_number(batch: Any) -> None:
+    before = torch.get_rng_state()
+    inputs_of((batch,), {}, "cpu")
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize(("args", "kwargs", "texts"), CASES)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 import torch
 from torch import nn
 
+from autoddp.knobs import FirstLook, ObservedSteps, knobs_of, why_left_out
 from autoddp.worker.observe.first_steps import ReadyOrder
 
 
@@ -124,3 +126,20 @@ def test_the_hooks_are_taken_off() -> None:
     order = ReadyOrder(layer.parameters())
     order.stop()
     assert not layer.weight._post_accumulate_grad_hooks
+
+
+def test_where_ddp_looks_for_unused_parameters_a_static_graph_has_to_be_asked_for() -> None:
+    """A job under it stops at the first unused one, perhaps after hours."""
+    steps = ObservedSteps(
+        is_static=watched(plain).is_static,
+        forwards=(1, 1),
+        steps_by_closure=False,
+        clears=True,
+        one_optimizer=True,
+        why_no_graphs={},
+    )
+    available, arguments = frozenset({"static_graph"}), [{"find_unused_parameters": True}]
+    look = FirstLook([steps], frozenset({"CPU"}), "2", available, arguments)
+    assert "--static-graph" in why_left_out(look)["static_graph"]
+    assert "static_graph" in knobs_of(replace(look, options=frozenset({"--static-graph"})))
+    assert "static_graph" in knobs_of(replace(look, arguments=[{}]))

@@ -11,8 +11,8 @@ from autoddp.diagnose.experiments import Condition, Mend
 from autoddp.wire import Experiment
 
 _FIX = (
-    "DistributedDataParallel(find_unused_parameters=False); autoddp tries static_graph=True, which ends the search "
-    "too, where gradients became ready in one order in all steps that were watched"
+    "DistributedDataParallel(find_unused_parameters=False) if each step uses all parameters; with --static-graph "
+    "autoddp tries static_graph=True, which ends the search too"
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -24,7 +25,8 @@ _LONGEST = 60  # characters of a key
 def inputs_of(args: tuple[Any, ...], kwargs: Mapping[str, Any], device: str) -> tuple[str, ...]:
     """One text for each input; the same call gives the same texts. `device` is the model's type of device.
 
-    Objects that are no containers are described by their type alone: looking into them might have effects.
+    What is no container of Python's own is described by its type alone: looking into it might have effects. A mapping
+    of the script's may read or augment a field when it is asked for it, and the model would train on other numbers.
     """
     named = {**{str(place): value for place, value in enumerate(args)}, **kwargs}
     try:
@@ -55,16 +57,25 @@ def _named_parts(value: Any) -> dict[str, Any] | None:
         return {str(place): part for place, part in enumerate(value)}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
-    if isinstance(value, Mapping) and len(value) <= _NAMED and all(isinstance(key, str) for key in value):
-        return {_plain(key): part for key, part in value.items()}
+    inside = _held_by(value)
+    if inside is not None and len(inside) <= _NAMED and all(isinstance(key, str) for key in inside):
+        return {_plain(key): part for key, part in inside.items()}
     return None
 
 
 def _alike_parts(value: Any) -> list[Any] | None:
     """Parts whose number says nothing of the job: of a list, or of a mapping with other or many keys."""
     if isinstance(value, list):
-        return value[:_MOST]
-    return list(value.values())[:_MOST] if isinstance(value, Mapping) else None
+        return list.__getitem__(value, slice(_MOST))
+    inside = _held_by(value)
+    return None if inside is None else list(itertools.islice(inside.values(), _MOST))
+
+
+def _held_by(value: Any) -> dict[Any, Any] | None:
+    """What a mapping holds already, without calling the script; None if unknown."""
+    if isinstance(value, UserDict):
+        value = vars(value).get("data")
+    return dict(dict.items(value)) if isinstance(value, dict) else None
 
 
 def _together(parts: list[Any], path: str, depth: int) -> Iterator[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 
 import torch
@@ -91,7 +92,8 @@ class _Applied(DdpHandlers):
             self._check = ParameterCheck(knobs_that_part_ranks(configuration), self._switch)
             self.handlers.append(self._check)
         if STATIC_GRAPH.of(configuration):
-            self._used_parameters = UsedParameters(self._switch, patch.of, _learn_no_graph, _stop)
+            stop = functools.partial(_stop, config.recipe)
+            self._used_parameters = UsedParameters(self._switch, patch.of, _learn_no_graph, stop)
             self.handlers.append(self._used_parameters)
         if BROADCAST_BUFFERS.name in configuration:
             self._local_buffers = LocalBuffers(self._switch, _broadcast_again)
@@ -244,9 +246,13 @@ def _learn_no_graph(why: str) -> None:
     _warn(f"the recipe's {STATIC_GRAPH.name} is left out: {why}")
 
 
-def _stop(why: str) -> None:
-    """End the job in a backward pass; whichever rank has found the reason says so."""
-    text = f"the recipe's {why}: the job stops; launch it without the recipe (--trials 0), or tune again (--trials 20)"
+def _stop(recipe: str, why: str) -> None:
+    """End the job in a backward pass; whichever rank has found the reason says so.
+
+    Tuning again is no way out: it sees the script's first steps, in which every parameter was used, and finds the same.
+    """
+    without = f"take the line {STATIC_GRAPH.name} out of [configuration] in {recipe}"
+    text = f"the recipe's {why}: the job stops; {without}, or launch it without the recipe (--trials 0)"
     tell(text)
     raise RuntimeError(f"autoddp: {text}")
 

@@ -17,7 +17,7 @@ from autoddp.codec import convert, plain, replace
 from autoddp.cpus import usable_cpus
 from autoddp.knobs import AnyKnob, Configuration, FirstLook, ObservedSteps, Setting, knobs_of, why_left_out
 from autoddp.knobs.computing import CUDA_GRAPHS, OPTIMIZE_DDP, THREADS, thread_counts
-from autoddp.knobs.ddp_arguments import BROADCAST_BUFFERS
+from autoddp.knobs.ddp_arguments import ALSO_STATIC, BROADCAST_BUFFERS
 from autoddp.knobs.env import NodeAndJob, start_settings
 from autoddp.knobs.micro_batches import ACCUMULATE_STEPS
 from autoddp.recipe.match import AND
@@ -104,6 +104,7 @@ def _facts(wrapped: Sequence[Wrapped], ranks: RankStore, of_all: list[list[Any]]
     asked: dict[AnyKnob, bool] = {ACCUMULATE_STEPS: config.accumulates, OPTIMIZE_DDP: config.recompiles}
     asked[CUDA_GRAPHS] = bool(steps[0].why_no_graphs)
     asked[BROADCAST_BUFFERS] = config.local_buffers
+    options = {knob.option for knob, is_asked in asked.items() if is_asked}
     buffer_bytes = sum(w.buffer_bytes for w in wrapped)
     look = FirstLook(
         steps=steps,
@@ -115,7 +116,7 @@ def _facts(wrapped: Sequence[Wrapped], ranks: RankStore, of_all: list[list[Any]]
         script_hook=any(w.script_hook is not None for w in wrapped),
         hook_sees_buckets=any(w.hook_sees_buckets for w in wrapped),
         sparse=any(w.is_sparse for w in wrapped),
-        options=frozenset(knob.option for knob, is_asked in asked.items() if is_asked),
+        options=frozenset(options | ({ALSO_STATIC} if config.static_graph else set())),
         threads_pinned=next(filter(None, pinned), ""),
         thread_counts=counts,
         buffer_bytes=buffer_bytes,
