@@ -29,6 +29,7 @@ _COUNTED_AFTER = 6.0  # seconds, when steps are counted, once: with eight busy r
 _IN_MOST_LOOKS = 20  # looks in which calls were made; there are two in a second
 _WATCHED_AFTER = 3  # such looks, after which processes look where results are first used; a script may end soon
 _TRIED_AFTER = 4  # such looks, after which it is known whether the ranks have more threads than there are cores
+_STILL = 20.0  # seconds in which no rank calls anything, though steps were made: then the ranks hang
 _BEHIND_A_TRIAL = 3.0  # seconds of the script as written again, behind a trial of fewer threads
 _MODULE = "autoddp.worker.bench.replay"
 _ROUNDS = 8.0  # seconds for all rounds of a replay, at most
@@ -41,12 +42,16 @@ class Enough:
 
     A script that builds its model only after some minutes may meet at a barrier before. So what counts is not the time
     from the first call alone: calls must have been made in half of it. It may be less where steps are short, and no
-    trial of fewer threads goes on.
+    trial of fewer threads goes on; and it is over where the ranks hang behind some steps.
     """
 
     folder: Path
     clock: Callable[[], float] = time.monotonic
     _made: tuple[int, ...] = field(default=(), init=False)
+    _changed: float = field(default=0.0, init=False)
+    """When calls were made the last time, by `clock`."""
+    _has_steps: bool | None = field(default=None, init=False)
+    """Whether steps were made by then; None where that was not looked at since."""
     _began: float | None = field(default=None, init=False)
     _active: int = field(default=0, init=False)
     _seconds: float = field(default=0.0, init=False)
@@ -59,7 +64,7 @@ class Enough:
         if made != self._made:
             self._active += 1
             self._began = self.clock() if self._began is None else self._began
-            self._made = made
+            self._made, self._changed, self._has_steps = made, self.clock(), None
             with contextlib.suppress(OSError):  # as on a full disk: what is recorded is an answer without them
                 if self._active == _WATCHED_AFTER:
                     (self.folder / WATCH).touch(mode=0o600)
@@ -67,6 +72,8 @@ class Enough:
                     self._try_fewer_threads()
         if self._began is None:
             return False
+        if self._hangs():
+            return True
         if not self._seconds and self.clock() - self._began >= _COUNTED_AFTER:
             self._seconds = self._needed()
         if self._active < _IN_MOST_LOOKS or self.clock() < self._not_before:
@@ -78,7 +85,23 @@ class Enough:
         """What goes on since the first call; "" before it."""
         if self._began is None:
             return ""
-        return f"recording what the script communicates, {duration(self.clock() - self._began)} so far"
+        now = self.clock()
+        still = f"; no rank has called anything for {duration(now - self._changed)}" if now - self._changed > 5 else ""
+        return f"recording what the script communicates, {duration(now - self._began)} so far{still}"
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything is recorded."""
+        return self._began is not None
+
+    def _hangs(self) -> bool:
+        """Before the first step a script may well be busy for minutes with its data."""
+        if self.clock() - self._changed < _STILL:
+            return False
+        if self._has_steps is None:
+            recording = recorded(self.folder)
+            self._has_steps = recording.is_there and steps_of(recording).unit != "second"
+        return self._has_steps
 
     def _needed(self) -> float:
         """Seconds of recording that this script needs, by what was recorded so far."""
@@ -124,7 +147,8 @@ def diagnosed(
             return "not all ranks were recorded on this host"
         return replayed(Replay(programs, ranks, threads, backend, min(budget, _ROUNDS)), place, environment)
 
-    return examined(recording, usable_cpus(), replay, say, rates)
+    last = max((call.began for one in recording.processes for call in one.calls), default=time.perf_counter())
+    return examined(recording, usable_cpus(), replay, say, rates, still=time.perf_counter() - last)
 
 
 def replayed(plan: Replay, place: Path, environment: Mapping[str, str]) -> Replayed | str:

@@ -18,7 +18,7 @@ from autoddp.attempts.communication import Enough, diagnosed
 from autoddp.attempts.deadline import Deadline
 from autoddp.attempts.env_screening import Screening
 from autoddp.attempts.isolating import Isolation, choose_isolation
-from autoddp.attempts.job_machine import NO_DDP
+from autoddp.attempts.job_machine import NO_DDP, TOO_SHORT
 from autoddp.attempts.journal import Journal
 from autoddp.attempts.keeper import Attempt, Keeper
 from autoddp.attempts.live_job import LiveJob
@@ -28,7 +28,7 @@ from autoddp.codec import decode, encode
 from autoddp.commandline.options import Options
 from autoddp.diagnose import Diagnosis, Examination, MeasureAnatomy, Surroundings
 from autoddp.diagnose.collectives import CommunicationDiagnosis, recorded
-from autoddp.diagnose.collectives.table import Row, table
+from autoddp.diagnose.collectives.table import Row, beside_ddp, table
 from autoddp.errors import HostLost, UsageError
 from autoddp.files import write_private
 from autoddp.hosts.presence import HostsGone
@@ -62,6 +62,7 @@ _TRACED = 5  # steps of a trace
 _BEFORE_TRACE = 8  # steps before it: experiments have left batches waiting in the loaders' queues
 _DIAGNOSING = 90.0  # seconds of steps for a diagnosis that is all that is asked for
 _LONGEST_DIAGNOSIS = 900.0  # seconds from the command, all starts of the script included
+_LAST_SECONDS = 10.0  # of a diagnosis, in which what was recorded so far is looked at
 _LOOKS = 1.0  # seconds between two looks at how much the script has written
 _EFFORT = 20  # a look may take one part in so many of the time: many files take long to count
 
@@ -263,22 +264,27 @@ class Tuning:
             job.close()
         tuned.built_ddp, tuned.why = job.machine.built_ddp, tuned.why or job.machine.why_over
         tuned.wall_seconds["total"] = time.perf_counter() - began
-        if self.options.diagnose_only and tuned.why == NO_DDP:
-            self.communication = self._diagnosed_without_ddp()
+        if self.options.diagnose_only and not tuned.built_ddp:
+            self.communication = self._diagnosed_without_ddp("" if tuned.why in (NO_DDP, TOO_SHORT) else tuned.why)
         if self.options.diagnose_only and tuned.diagnosis is not None:
             self.own_collectives = table(recorded(self._place / CALLS))
+            verdict = [*tuned.diagnosis.verdict, *beside_ddp(self.own_collectives)]
+            tuned.diagnosis = replace(tuned.diagnosis, verdict=verdict)
         tuned = self._agreed(tuned, job.machine.leads is True)
         study_is_over(self._folder)
         return tuned
 
-    def _diagnosed_without_ddp(self) -> CommunicationDiagnosis | None:
+    def _diagnosed_without_ddp(self, failure: str) -> CommunicationDiagnosis | None:
         environment = {**os.environ, **self._own_network}
         replay, budget = self._folder.path / "replay", self.options.diagnose_budget or _DIAGNOSING
         try:
-            return diagnosed(self._place / CALLS, replay, environment, budget, self.reporter.say, self.rates)
+            found = diagnosed(self._place / CALLS, replay, environment, budget, self.reporter.say, self.rates)
         except BaseException as error:  # such as a signal: the others would wait for a minute and a half
             self._leave(error)
             raise
+        if found is None or not failure:
+            return found
+        return replace(found, not_measured=[*found.not_measured, f"what came after that: {failure}"])
 
     @property
     def _deadline(self) -> Deadline:
@@ -619,7 +625,9 @@ class _Limits:
         """Whether enough is recorded of a script without DDP, here or on another host."""
         if self.enough is None or self.job.machine.built_ddp:
             return False
-        if self.enough():
+        left = self.job.machine.at_most
+        is_late = left is not None and left < _LAST_SECONDS and self.enough.has_begun
+        if self.enough() or is_late:
             self.hosts.count_me(self._enough)  # before the ranks end here: those of other hosts fail for want of them
             return True
         return self.is_enough_elsewhere

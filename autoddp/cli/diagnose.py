@@ -90,6 +90,8 @@ def examine(options: Options, as_json: bool, began: float | None = None) -> None
             show_json(finite(communication.document()))
         else:
             show(text_of(communication_text.for_stdout(communication), _columns()))
+        if tuned.why not in (NO_DDP, TOO_SHORT):
+            raise NotTuned(f"the script has failed: {tuned.why}; see {folder}")
     elif tuned.diagnosis is None:
         why = tuned.why or "the leading node gave up"
         if as_json:  # a program that reads the answer finds the reason in it

@@ -83,7 +83,7 @@ class Diagnosis:
     not_measured: Sequence[str]
     """Sentences."""
     verdict: Sequence[str]
-    """At most three lines."""
+    """At most three lines, and one more where the script's own collectives take much beside DDP's."""
     mended: Sequence[RankAnatomy] = ()
     """A usual step of each rank with all causes mended that can be mended for a block; empty if there are none."""
     spent: float = 0.0

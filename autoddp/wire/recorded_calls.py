@@ -208,6 +208,10 @@ class WaitsNamed(Named, frozen=True):
     computes: float
 
 
+LAST = 63
+"""The last call from a place in a step that is told apart; those after it count as one with it."""
+
+
 class UsedNamed(Named, frozen=True):
     """The first use of what calls from a place have changed, after the script has waited for them."""
 
@@ -219,6 +223,10 @@ class UsedNamed(Named, frozen=True):
     file: str
     line: int
     """The line of the script that uses it."""
+    nth: int = -1
+    """Which call from the place since an optimizer's step, from 0 to `LAST`, this is true of; -1: of all of them."""
+    scaled: int = 0
+    """The line before it that multiplies the result by a number, in place; 0 for none."""
 
 
 class BuildsNamed(Named, frozen=True):

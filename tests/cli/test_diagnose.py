@@ -114,6 +114,26 @@ def test_a_script_that_fails(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["not_measured"][0].startswith("everything: ")
 
 
+FAILS_LATER = """
+import time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+for step in range(300):
+    time.sleep(0.002)
+    dist.all_reduce(torch.ones(100))
+raise ValueError("planted")
+"""
+
+
+def test_a_script_that_fails_has_an_answer_for_what_it_has_done(tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text(FAILS_LATER)
+    done = diagnose(tmp_path, "--json", "--diagnose-budget", "1s", "--nproc-per-node", "2", "fails.py")
+    assert done.returncode == 1
+    assert "the script has failed: rank " in done.stderr.strip().splitlines()[-1]
+    found = json.loads(done.stdout)
+    assert "ValueError: planted" in found["not_measured"][-1]
+    assert max(row["calls"] for row in found["communication"]["rows"]) > 500
+
+
 @pytest.mark.skipif(bool(unavailable()), reason=unavailable())
 def test_what_was_found_before_a_host_has_left_is_shown(tmp_path: Path) -> None:
     """Nothing is launched afterwards, so the host that is left needs no other."""

@@ -26,7 +26,7 @@ from autoddp.diagnose.collectives.recording import (
     _without_trial,
 )
 from autoddp.diagnose.collectives.steps import period_of, steps_of
-from autoddp.diagnose.collectives.table import calls_of, different_calls, table
+from autoddp.diagnose.collectives.table import beside_ddp, calls_of, different_calls, table
 from autoddp.report import communication_text
 from autoddp.tables import text_of
 from autoddp.wire.recorded_calls import CALLS, ThreadsTrial
@@ -537,7 +537,8 @@ def test_a_result_that_is_used_later(of_ranks: tuple[Use | None, ...], found: bo
     recording = loop(60, gap=2e-3)
     used = place(11)
     ranks = [
-        replace(one, uses={used: use} if use else {}) for one, use in zip(recording.processes, of_ranks, strict=True)
+        replace(one, uses={(used, -1): use} if use else {})
+        for one, use in zip(recording.processes, of_ranks, strict=True)
     ]
     recording = Recording(tuple(ranks))
     steps = steps_of(recording)
@@ -562,7 +563,7 @@ def test_sends_between_a_call_and_its_first_use_move_the_wait_no_further() -> No
             call(place(50, "send", "send"), -1, made.ended + 1e-4, 1e-4) for made in one.calls if made.place.line == 11
         ]
         calls = sorted([*one.calls, *sends], key=lambda made: made.began)
-        ranks.append(replace(process(one.rank, calls), uses={place(11): Use(2, 0.5, "train.py:30")}))
+        ranks.append(replace(process(one.rank, calls), uses={(place(11), -1): Use(2, 0.5, "train.py:30")}))
     script, changed = changed_by("blocking_collectives", Recording(tuple(ranks)))
     assert "send" not in {one.act.call for one in script.played[0]}
     acts = [one.act for one in changed.played[0]]
@@ -579,7 +580,7 @@ def test_a_wait_that_comes_long_before_the_first_use() -> None:
             replace(made, is_blocking=False, wait_began=made.returned + 1e-5) if made.place.line == 11 else made
             for made in rank.calls
         ]
-        ranks.append(replace(rank, calls=calls, uses={place(11): USE}))
+        ranks.append(replace(rank, calls=calls, uses={(place(11), -1): USE}))
     script, changed = changed_by("blocking_collectives", Recording(tuple(ranks)))
     before, after = ([one.act for one in of.played[0]] for of in (script, changed))
     number = next(number for number, act in enumerate(before) if act.call == WAIT)
@@ -967,6 +968,50 @@ def test_a_replay_unlike_the_script_refutes_nothing() -> None:
     said = examined(recording, 2, replay, lambda line: None)
     assert said.findings == []
     assert any(line.startswith("whether waiting_for_rank costs anything") for line in said.not_measured)
+
+
+@pytest.mark.parametrize("every", [1, 20])
+def test_barriers_in_each_step_are_left_out(every: int) -> None:
+    """Those around an evaluation are not: they come in some steps only."""
+    barrier, step = place(11, "barrier", "barrier"), place(30, "step of SGD", "step of SGD", None)
+    ranks = []
+    for one in loop(97, gap=1e-3).processes:
+        calls = [replace(made, place=barrier, bytes=0) if made.place.line == 11 else made for made in one.calls]
+        kept = [made for n, made in enumerate(calls) if made.place is not barrier or n // 3 % every == 0]
+        numbered = [replace(made, number=n) for n, made in enumerate(kept)]
+        ends = [call(step, -1, made.ended, 0.0) for made in numbered if made.place.line == 12]
+        ranks.append(process(one.rank, sorted([*numbered, *ends], key=lambda made: made.began)))
+    recording = Recording(tuple(ranks))
+    steps = steps_of(recording)
+    script = script_of(recording, steps)
+    assert script is not None
+    found = list(CAUSES["needless_barriers"].suspect(Job(recording, steps, [], script, 2)))
+    assert bool(found) is (every == 1)
+    for one in found:
+        assert one.changed is not None
+        before, after = ([played.act for played in of.played[0]] for of in (script, one.changed))
+        assert "barrier" in {act.call for act in before}
+        assert "barrier" not in {act.call for act in after}
+        assert sum(act.computes for act in after) == pytest.approx(sum(act.computes for act in before))
+
+
+def test_where_ranks_stand_that_hang() -> None:
+    """Only the last call of each has no end; it is none for whose end the script has not waited."""
+    ranks = list(loop(60).processes)
+    last = call(place(50, "barrier", "barrier"), 180, ranks[0].calls[-1].ended + 1.0, 1.0, blocking=False)
+    ranks[0] = process(0, [*ranks[0].calls, replace(last, wait_ended=0.0)])
+    recording = Recording(tuple(ranks))
+    said = examined(recording, 2, lambda programs: "not tried", lambda line: None, still=26.0)
+    where = "rank 0 stands in barrier (train.py:50), rank 1 came back from all_reduce (train.py:12)"
+    assert said.verdict[0] == f"In the last 26 s no rank called anything: {where}"
+    assert not any("Work.wait()" in line for line in said.not_measured)
+    assert len(examined(recording, 2, lambda programs: "not tried", lambda line: None).verdict) == len(said.verdict) - 1
+
+
+def test_a_dear_collective_beside_ddp_is_named() -> None:
+    rows = table(loop(60))
+    assert beside_ddp(rows) == ["beside DDP, train.py:10 all_reduce takes 13 % of the time of a rank"]
+    assert beside_ddp([replace(one, share=0.05) for one in rows]) == []
 
 
 def test_each_cause_says_what_it_is() -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from autoddp.attempts import communication
-from autoddp.diagnose.collectives.recording import Recording
+from autoddp.diagnose.collectives.recording import Group, Look, Place, Process, Recording, Sums
+from autoddp.diagnose.collectives.steps import Steps
 from autoddp.wire.recorded_calls import ThreadsTrial
 from autoddp.wire.replayed_calls import Replay
 
@@ -24,6 +25,26 @@ def test_a_trial_of_fewer_threads_comes_to_its_end(tmp_path: Path, monkeypatch: 
         assert now < 60.0
     # The fourth look with new calls is at 11.0; the trial begins 1.5 seconds later, and takes 12.
     assert 24.5 <= now <= 30.0
+
+
+@pytest.mark.parametrize(("unit", "ends"), [("step", True), ("second", False)])
+def test_ranks_that_hang_behind_some_steps_are_not_recorded_for_minutes(
+    unit: str, ends: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the first step a rank may be busy with its data for as long, while the others stand at a barrier."""
+    now = 0.0
+    process = Process(
+        0, 2, 1, True, "vm", 2, 1, 0.0, 1.0, Look(), [], {Place("a", 1, "f", "b", "b", 0, Group((0,))): Sums(1, 1, 1.0)}
+    )
+    monkeypatch.setattr(communication, "calls_made", lambda _folder: (int(100 * min(now, 2.0)),))
+    monkeypatch.setattr(communication, "recorded", lambda _folder: Recording((process,)))
+    monkeypatch.setattr(communication, "planned", lambda *_: None)
+    monkeypatch.setattr(communication, "steps_of", lambda _recording: Steps(unit, "", 0.01))
+    enough = communication.Enough(tmp_path, clock=lambda: now)
+    while not enough() and now < 300.0:
+        now += 0.5
+    assert (now < 25.0) is ends
+    assert "no rank has called anything for" in enough.in_words
 
 
 def test_where_no_file_can_be_made_the_calls_are_not_done_again(tmp_path: Path) -> None:

@@ -113,7 +113,11 @@ def checks(rank: int) -> dict[str, Any]:
     dist.barrier()
     (mine,) = (one for one in recorded(folder).processes if one.rank == rank)
     return {
-        "uses": {place.line: (use.calls, round(use.share, 3), use.where) for place, use in mine.uses.items()},
+        "uses": {
+            place.line: (use.calls, round(use.share, 3), use.where)
+            for (place, nth), use in mine.uses.items()
+            if nth < 0
+        },
         "said": [str(one.message) for one in said],
         "threads": threads,
         "made": made,
@@ -150,7 +154,7 @@ def _used_later(recorder: CallRecorder, folder: Path) -> None:
         time.sleep(LATE / 2)
         dist.barrier()
         time.sleep(LONG)
-        part.mul_(0.5)
+        part.add_(0.5)
         time.sleep(LONG)
         dist.all_reduce(counts)
         counts.tolist()

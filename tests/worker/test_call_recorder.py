@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -83,7 +84,7 @@ def test_where_results_are_used_first(ranks: list[dict[str, Any]]) -> None:
     """By any name; a view is no use. The modes that see it end with it."""
     for rank in ranks:
         calls, share, where = rank["uses"][_line_of("dist.all_reduce(flat)")]
-        assert (calls, where) == (1, f"recorder_checks.py:{_line_of('part.mul_')}"), "behind the barrier"
+        assert (calls, where) == (1, f"recorder_checks.py:{_line_of('part.add_')}"), "behind the barrier"
         assert 0.05 < share < 0.7  # the least of several, of which a standstill makes one smaller
         calls, share, where = rank["uses"][_line_of("dist.all_reduce(counts)")]
         assert (calls, where) == (0, f"recorder_checks.py:{_line_of('counts.tolist')}")
@@ -173,6 +174,38 @@ def test_calls_that_are_given_what_the_call_before_has_brought() -> None:
         watch.called(number := number + 1, 2, [square], number, number + 0.5)
     watch.end()
     assert [one.place for one in said if isinstance(one, BuildsNamed)] == [2]
+
+
+def _uses_in_a_loop(averages: Callable[[torch.Tensor], Any]) -> dict[int, UsedNamed]:
+    """First uses of three results of one line in each step, all of which the optimizer uses."""
+    said: list[Any] = []
+    frame: Any = SimpleNamespace(f_code=SimpleNamespace(co_filename="train.py"), f_lineno=12)
+    watch = FirstUses(time.perf_counter, lambda: frame, said.append)
+    assert watch.begin(0.0)
+    results, number = [torch.ones(4) for _ in range(3)], 0
+    for _ in range(6):
+        for result in results:
+            watch.called(number := number + 1, 7, [result], number, number + 0.5)
+            watch.waited(number, number + 0.5, number + 0.7, is_blocking=True)
+            averages(result)
+        watch.used(results)
+        watch.stepped()
+    watch.end()
+    return {one.nth: one for one in said if isinstance(one, UsedNamed)}
+
+
+def test_each_call_of_a_line_in_a_loop_has_a_first_use_of_its_own() -> None:
+    """The last one of a step is used at once. To make a mean of a sum in place is no use: it could wait as well."""
+    found = _uses_in_a_loop(lambda result: result.div_(2))
+    assert {nth: (one.calls, one.scaled) for nth, one in found.items()} == {
+        -1: (0, 12),
+        0: (2, 12),
+        1: (1, 12),
+        2: (0, 12),
+    }
+    other = torch.ones(4)
+    assert {one.calls for one in _uses_in_a_loop(lambda result: result.mul_(other)).values()} == {0}
+    assert {one.scaled for one in _uses_in_a_loop(lambda result: result.add_(2)).values()} == {0}
 
 
 def test_turns_with_other_threads(ranks: list[dict[str, Any]]) -> None:

@@ -8,6 +8,7 @@ stretches    the part of a recording that is done again
 program      that part in a form that can be done again
 merging      several calls as one, or side by side
 fewer_threads  whether ranks with fewer threads would be faster, tried while the script runs
+standing     where each rank stands when they hang
 cause        what a cause is: when it is suspected, what is changed to price it
 causes/      every cause, one file each
 examination  suspicions, then replays

@@ -17,12 +17,13 @@ from autoddp.diagnose.collectives.causes import suspicions
 from autoddp.diagnose.collectives.findings import CommunicationDiagnosis
 from autoddp.diagnose.collectives.program import Script
 from autoddp.diagnose.collectives.recording import Recording
+from autoddp.diagnose.collectives.standing import LONG, where_ranks_stand
 from autoddp.diagnose.collectives.steps import steps_of
 from autoddp.diagnose.collectives.stretches import joined
 from autoddp.diagnose.collectives.table import different_calls, table
 from autoddp.diagnose.findings import WORTHWHILE, Finding
 from autoddp.timing import difference
-from autoddp.units import milliseconds, percent, ranks_text
+from autoddp.units import duration, milliseconds, percent, ranks_text
 from autoddp.wire.replayed_calls import Program, Replayed
 
 Replays = Callable[[dict[str, Program]], Replayed | str]
@@ -40,8 +41,12 @@ def examined(
     replay: Replays,
     say: Callable[[str], None],
     rates: Mapping[str, float] | None = None,
+    still: float = 0.0,
 ) -> CommunicationDiagnosis:
-    """Why the communication of a recorded script takes as long as it does. `cores`, `rates`: see `Job`."""
+    """Why the communication of a recorded script takes as long as it does.
+
+    `cores`, `rates`: see `Job`. `still`: seconds from the last call of any rank to the end of the script.
+    """
     from autoddp.diagnose.collectives.program import script_of
 
     steps = steps_of(recording)
@@ -65,6 +70,9 @@ def examined(
     findings = [one for one in judged if one.low is None or one.low > 0]
     undecided = [one for one in judged if one not in findings]
     tried = {*again.seconds, *(one.cause for one in suspected if one.measured is not None)}
+    stand = []
+    if still >= LONG and (where := where_ranks_stand(recording)):
+        stand = [f"In the last {duration(still)} no rank called anything: {where}"]
     findings.sort(key=lambda one: (one.status != "proved", one.cause not in tried, -one.seconds))
     return CommunicationDiagnosis(
         steps=steps,
@@ -72,7 +80,7 @@ def examined(
         rows=rows,
         findings=findings,
         not_measured=_not_measured(job, different, undecided),
-        verdict=_verdict(job, findings),
+        verdict=[*stand, *_verdict(job, findings)],
         replayed=replayed,
     )
 
@@ -281,10 +289,11 @@ def _not_measured(job: Job, different: str, undecided: Sequence[Finding]) -> lis
     later = sum(
         not call.wait_ended and not call.is_blocking and call.place.group is not None
         for one in recording.processes
-        for call in one.calls
+        for call in one.calls[:-1]  # the last one goes on when the script is ended
     )
     if later:
-        found.append(f"the end of {later} calls for which the script has not waited by Work.wait()")
+        calls = "1 call" if later == 1 else f"{later} calls"
+        found.append(f"the end of {calls} for which the script has not waited by Work.wait()")
     return found
 
 
@@ -304,7 +313,9 @@ def _verdict(job: Job, findings: Sequence[Finding]) -> list[str]:
         if first.status == "proved":
             lines.append(f"Mending {first.cause} saves {saves} ({percent(first.seconds / job.step)}): {first.fix}")
         else:
-            lines.append(f"Suspected: {first.cause}, up to {saves}: {first.fix}")
+            at_most = milliseconds(first.seconds if first.high is None else first.high)
+            up_to = f"up to {at_most} of {milliseconds(job.step)} ms per {steps.unit}"
+            lines.append(f"Suspected: {first.cause}, {up_to}: {first.fix}")
         if len(findings) > 1:
             others = [f"{one.cause} ({milliseconds(one.seconds)} ms, {one.status})" for one in findings[1:]]
             lines.append(f"Also: {', '.join(others)}")

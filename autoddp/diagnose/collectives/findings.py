@@ -23,7 +23,7 @@ class CommunicationDiagnosis:
     """What is proved first, in order of price."""
     not_measured: Sequence[str]
     verdict: Sequence[str]
-    """The answer, at most three lines."""
+    """The answer, at most three lines, behind one that says where ranks hang."""
     replayed: str = ""
     """How the steps as written compare when they are done again, as a sentence without a period."""
 

@@ -1,11 +1,11 @@
-"""Makes one call of several that follow each other, or lets them run side by side; several causes need it."""
+"""Makes one call of several that follow each other, lets them run side by side, or leaves some out."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
-from autoddp.diagnose.collectives.program import NO_CALL, Played, Script, with_
+from autoddp.diagnose.collectives.program import NO_CALL, Played, Script, rest, with_
 from autoddp.wire.replayed_calls import WAIT, Act
 
 MERGEABLE = ("allreduce", "broadcast", "allgather", "_allgather_base", "all_gather_single", "reduce", "gather")
@@ -62,6 +62,24 @@ def merged(script: Script, into: dict[tuple[int, int], tuple[int, int]]) -> Scri
                 computes=first.act.computes + sum(script.least_gap.get(one.key, 0.0) for one in parts[1:]),
             )
             yield Played(act, first.key, first.call) if len(parts) > 1 else first
+
+    return script.changed(change)
+
+
+def without(script: Script, left_out: Collection[tuple[int, int]]) -> Script:
+    """The script without these calls. What a rank does before one of them, it does before the next call."""
+
+    def change(played: Sequence[Played]) -> Iterator[Played]:
+        computes = sleeps = 0.0
+        for one in played:
+            act = with_(one.act, computes=one.act.computes + computes, sleeps=one.act.sleeps + sleeps)
+            if one.key in left_out:
+                computes, sleeps = act.computes, act.sleeps
+                continue
+            computes = sleeps = 0.0
+            yield Played(act, one.key, one.call)
+        if played:
+            yield from rest(computes, sleeps, played[-1])
 
     return script.changed(change)
 

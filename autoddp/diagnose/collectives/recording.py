@@ -170,6 +170,8 @@ class Use:
     """How much of the gap behind the last of them has passed then: from 0 to 1."""
     where: str
     """ "train.py:12"."""
+    scaled: str = ""
+    """The line before it that multiplies the result by a number, in place; "" for none."""
 
 
 @dataclass(frozen=True)
@@ -224,8 +226,9 @@ class Process:
     """Calls so far, also those that were not kept."""
     group_events: dict[int, Group] = field(default_factory=dict)
     """The group of each call that makes or destroys one; one of no ranks where this rank does not know it."""
-    uses: dict[Place, Use] = field(default_factory=dict)
-    """What was seen of first uses; nothing of a place whose results are used where nobody sees it."""
+    uses: dict[tuple[Place, int], Use] = field(default_factory=dict)
+    """Place and which of its calls in a step (`UsedNamed.nth`) → what was seen of first uses; nothing of a place whose
+    results are used where nobody sees it."""
     builds: frozenset[Place] = frozenset()
     """Places, of any group, whose calls are given what comes from the call right before, see `BuildsNamed`."""
 
@@ -394,7 +397,7 @@ def _process(path: Path) -> Process | None:
     places: dict[int, Place] = {}
     said: ProcessNamed | None = None
     world: WorldNamed | None = None
-    uses: dict[Place, Use] = {}
+    uses: dict[tuple[Place, int], Use] = {}
     computes_in_waits = 0.0
     events: dict[int, Group] = {}
     builds: set[Place] = set()
@@ -413,7 +416,9 @@ def _process(path: Path) -> Process | None:
             case BuildsNamed() if one.place in places:
                 builds.add(places[one.place].of_any_group)
             case UsedNamed() if one.place in places:
-                uses[places[one.place]] = Use(one.calls, one.share, f"{os.path.basename(one.file)}:{one.line}")
+                file = os.path.basename(one.file)
+                scaled = f"{file}:{one.scaled}" if one.scaled else ""
+                uses[places[one.place], one.nth] = Use(one.calls, one.share, f"{file}:{one.line}", scaled)
             case PlaceNamed():
                 places[one.place] = Place(
                     file=one.file,

@@ -15,11 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from autoddp.diagnose.collectives.recording import Call, Group, Place, Recording, Sums
+from autoddp.units import percent
 
 _ALL_LEAVE_TOGETHER = (
     *("allreduce", "all_reduce", "allgather", "all_gather", "_allgather", "reduce_scatter", "_reduce_scatter"),
     *("alltoall", "all_to_all", "barrier", "monitored_barrier"),
 )
+_MUCH = 0.1  # of the time of a rank
 _CLEARLY = 0.5  # of the calls, from which a rank is the last one
 _FEWEST = 8  # calls, from which it is told who is last
 
@@ -107,6 +109,14 @@ def table(recording: Recording) -> list[Row]:
     durations = _waiting_of_calls(recording)
     rows = [_row(recording, of_ranks, durations) for of_ranks in found.values()]
     return sorted(rows, key=lambda row: -row.share * len(row.ranks))
+
+
+def beside_ddp(rows: Sequence[Row]) -> list[str]:
+    """A line for the verdict on a DDP job, where a collective of the script's own takes much; else none."""
+    dearest = max(rows, key=lambda row: row.share, default=None)
+    if dearest is None or dearest.share < _MUCH:
+        return []
+    return [f"beside DDP, {dearest.where} {dearest.collective} takes {percent(dearest.share)} of the time of a rank"]
 
 
 def calls_of(sums: dict[Place, Sums]) -> int:

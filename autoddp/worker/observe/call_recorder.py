@@ -332,6 +332,8 @@ class CallRecorder:
         if self.on:
             try:
                 now = time.perf_counter()
+                if self._watch is not None:
+                    self._watch.stepped()
                 self._event(f"step of {type(optimizer).__name__}", now, now, sys._getframe(1), _address(optimizer))
             except Exception as error:
                 self._fail(error)

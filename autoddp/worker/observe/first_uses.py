@@ -10,9 +10,9 @@ is looked at that reaches torch's dispatcher, also in a backward pass, by the mo
 methods that read a tensor past it, such as `tolist`. They all stay what they are, and take some microseconds longer
 meanwhile. (A mode for functions would stand between the script and the functions of torch.distributed.)
 
-Whatever touches the memory counts, except for making a view. Memory that was freed and given to another tensor counts
-as touched too early, so nothing is promised that could not be done. What a compiled function reads is not seen: where
-torch has compiled one in this process, nothing is said.
+Whatever touches the memory counts, except for making a view, and for `tensor /= number`, which could wait as well.
+Memory that was freed and given to another tensor counts as touched too early, so nothing is promised that could not be
+done. What a compiled function reads is not seen: where torch has compiled one in this process, nothing is said.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
-from autoddp.wire.recorded_calls import BuildsNamed, UsedNamed, WaitsNamed
+from autoddp.wire.recorded_calls import LAST, BuildsNamed, UsedNamed, WaitsNamed
 
 _SHORTEST, _LONGEST = 0.3, 3.0  # seconds of a watch
 _OFTEN = 3  # times that each place is seen, from which the shortest watch is long enough
@@ -38,6 +38,8 @@ _PAST_THE_DISPATCHER = ("tolist", "numpy", "data_ptr", "untyped_storage", "__dlp
 """Methods that read a tensor, or let others read it. Pickling takes the storage, and `__array__` is `numpy`."""
 _OVERWRITES = ("aten::copy_", "aten::zero_", "aten::fill_")
 """Operations whose result has nothing of the first thing that they are given."""
+_SCALES = ("aten::div_", "aten::mul_", "aten::_foreach_div_", "aten::_foreach_mul_")
+"""Operations that make a mean of a sum, in place: if it is by a number, they can be moved with the wait."""
 _BRINGS_IN = "aten::lift_fresh"
 """What `torch.tensor` ends with: memory that was filled past the dispatcher."""
 _storage_of = torch.Tensor.untyped_storage
@@ -48,8 +50,12 @@ class _Open:
     """A call that was waited for, at once or later, and whose result nothing has used yet."""
 
     place: int
+    nth: int
+    """See `UsedNamed`."""
     calls: int = 0
     """Calls and waits of the script since."""
+    scaled: int = 0
+    """The line of the script that has multiplied the result by a number since; 0 for none."""
 
 
 @dataclass
@@ -57,10 +63,12 @@ class _Use:
     """A first use in the gap before the next call."""
 
     place: int
+    nth: int
     calls: int
     at: float
     file: str
     line: int
+    scaled: int
 
 
 class FirstUses:
@@ -78,12 +86,14 @@ class FirstUses:
         self._thread = 0
         self._began = 0.0
         self._gap_began = 0.0
-        self._started: dict[int, tuple[int, tuple[int, ...], float]] = {}
+        self._started: dict[int, tuple[int, int, tuple[int, ...], float]] = {}
         self._waited = self._cpu_of_waits = 0.0
         self._open: dict[int, _Open] = {}  # by the address of the memory
         self._in_gap: list[_Use] = []
         self._seen: dict[int, int] = {}
-        self._found: dict[int, UsedNamed] = {}
+        self._found: dict[tuple[int, int], UsedNamed] = {}
+        self._steps = 0
+        self._nth: dict[int, int] = {}  # place → its calls since the last step of an optimizer
         self._unknown: set[int] = set()
         self._calls = 0
         self._newest: dict[int, int] = {}  # memory → the number of the last call from which something in it comes
@@ -104,6 +114,7 @@ class FirstUses:
     def is_over(self, now: float) -> bool:
         """Whether enough was seen, and this is a moment at which it can be ended."""
         enough = now - self._began > _SHORTEST and min(self._seen.values(), default=0) >= _OFTEN
+        enough = enough and (not self._steps or self._steps > _OFTEN)
         long = now - self._began > _LONGEST
         if not (enough or long) or threading.get_ident() != self._thread:
             return False
@@ -116,8 +127,8 @@ class FirstUses:
     def end(self) -> None:
         """Look at nothing any more, and say what was seen."""
         self.stop()
-        for place, found in () if _runs_compiled_functions() else self._found.items():
-            if place not in self._unknown:
+        for (place, nth), found in () if _runs_compiled_functions() else self._found.items():
+            if place not in self._unknown and (nth < 0 or self._steps > _OFTEN):
                 self._say(found)
         for place, often in self._builds.items():
             if 2 * often > self._seen[place]:
@@ -145,7 +156,10 @@ class FirstUses:
             return
         self._gap_ends(began, returned)
         addresses = tuple(_addresses(given))
-        self._started[work] = (place, addresses, time.thread_time())
+        # A line in a loop: what uses the last result of a step at once says nothing of those before it.
+        nth = self._nth.get(place, 0) if self._steps else -1
+        self._nth[place] = min(nth + 1, LAST)
+        self._started[work] = (place, nth, addresses, time.thread_time())
         self._seen[place] = self._seen.get(place, 0) + 1
         builds = any(self._newest.get(one) == self._calls for one in addresses if one) and self._calls > 0
         self._builds[place] = self._builds.get(place, 0) + builds
@@ -159,13 +173,19 @@ class FirstUses:
             return
         if is_blocking:
             self._waited += ended - began
-            self._cpu_of_waits += time.thread_time() - started[2]
+            self._cpu_of_waits += time.thread_time() - started[3]
         else:
             self._gap_ends(began, ended)
         self._gap_began = ended
-        place, addresses, _ = started
-        call = _Open(place)
+        place, nth, addresses, _ = started
+        call = _Open(place, nth)
         self._open.update(dict.fromkeys(addresses, call))
+
+    def stepped(self) -> None:
+        """An optimizer has stepped."""
+        if threading.get_ident() == self._thread:
+            self._steps += 1
+            self._nth.clear()
 
     def used(self, given: Any) -> None:
         """The script is about to use all tensors in there."""
@@ -176,10 +196,11 @@ class FirstUses:
         length = max(1e-9, at - self._gap_began)
         for use in self._in_gap:
             share = min(1.0, max(0.0, (use.at - self._gap_began) / length))
-            named = UsedNamed(use.place, use.calls, share, use.file, use.line)
-            before = self._found.get(use.place)
-            if before is None or (named.calls, named.share) < (before.calls, before.share):
-                self._found[use.place] = named
+            for nth in {use.nth, -1}:
+                named = UsedNamed(use.place, use.calls, share, use.file, use.line, nth, use.scaled)
+                before = self._found.get((use.place, nth))
+                if before is None or (named.calls, named.share) < (before.calls, before.share):
+                    self._found[use.place, nth] = named
         self._in_gap.clear()
         for call in {id(one): one for one in self._open.values()}.values():
             call.calls += 1
@@ -188,8 +209,11 @@ class FirstUses:
                 self._open = {address: one for address, one in self._open.items() if one is not call}
         self._gap_began = then
 
-    def _touched(self, given: Any, types: Any = ()) -> None:
-        """An operation is given this. `types`: classes of tensors in there that do operations in their own way."""
+    def _touched(self, given: Any, types: Any = (), scales: bool = False) -> None:
+        """An operation is given this. `types`: classes of tensors in there that do operations in their own way.
+
+        `scales`: it only multiplies these tensors by a number, in place.
+        """
         if not self._open:
             return
         try:
@@ -207,7 +231,10 @@ class FirstUses:
                 continue
             frame = self._script_frame()
             file, line = (frame.f_code.co_filename, frame.f_lineno or 0) if frame is not None else ("", 0)
-            self._in_gap.append(_Use(call.place, call.calls, self._clock(), file, line))
+            if scales and line:
+                call.scaled = line
+                continue
+            self._in_gap.append(_Use(call.place, call.nth, call.calls, self._clock(), file, line, call.scaled))
             self._open = {other: one for other, one in self._open.items() if one is not call}
 
     def _made(self, func: Any, given: Any, result: Any) -> None:
@@ -235,16 +262,20 @@ class _Operations(TorchDispatchMode):
         """Compiled functions run as they are: torch would leave them uncompiled in a mode that does not say so."""
         return True
 
-    def __init__(self, touched: Callable[[Any, Any], None], made: Callable[[Any, Any, Any], None]) -> None:
+    def __init__(self, touched: Callable[[Any, Any, bool], None], made: Callable[[Any, Any, Any], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._tell, self._tell_made = touched, made
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not getattr(func, "is_view", False):
-            self._tell((args, kwargs), types)
+            self._tell((args, kwargs), types, _scales(func, args))
         result = func(*args, **(kwargs or {}))
         self._tell_made(func, (args, kwargs), result)
         return result
+
+
+def _scales(func: Any, args: Any) -> bool:
+    return func.name().partition(".")[0] in _SCALES and len(args) > 1 and isinstance(args[1], (int, float))
 
 
 def _in_backward() -> bool:

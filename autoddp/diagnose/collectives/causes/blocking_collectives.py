@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -12,6 +13,7 @@ from autoddp.diagnose.collectives.merging import places_of, seconds_in
 from autoddp.diagnose.collectives.program import NO_CALL, Played, Script, rest, with_
 from autoddp.diagnose.collectives.recording import Call, Place, Process, Use
 from autoddp.units import milliseconds
+from autoddp.wire.recorded_calls import LAST
 from autoddp.wire.replayed_calls import REST, WAIT, Act
 
 _LONG = 0.2  # of a call, from which what comes after it could hide a part of it
@@ -32,7 +34,8 @@ class BlockingCollectives(Cause):
             return
         lines = places_of(script, keys)
         first = next(one for of_rank in script.played.values() for one in of_rank if one.key in keys)
-        took, what, use = seconds_in(script, keys), first.call.place.collective, uses[first.call.place]
+        took, what = seconds_in(script, keys), first.call.place.collective
+        use = next(wait.use for of_rank in waits.values() for wait in of_rank if wait.key in keys)
         seen = (
             f"{lines[0]} waits {milliseconds(took)} ms of each {job.steps.unit} for {what}, and what it changes is "
             f"used in {use.where} first"
@@ -42,6 +45,8 @@ class BlockingCollectives(Cause):
             f"work = dist.{what}(…, async_op=True), and work.wait() before {use.where}, and before any line above it "
             "that reads the result in some steps only, in another thread, or past torch (numpy, C++)"
         )
+        if use.scaled:
+            later += f"; what {use.scaled} does to it comes behind work.wait()"
         yield Suspicion(
             self.name,
             seen,
@@ -53,13 +58,29 @@ class BlockingCollectives(Cause):
         )
 
 
-def _first_uses(job: Job) -> dict[Place, Use]:
-    """Place → the first use of its result, the earliest over all ranks that call it. All of them must have seen one."""
-    found: dict[Place, Use] = {}
-    for place in {place for one in job.recording.processes for place in one.uses}:
-        callers = [one for one in job.recording.of_rank.values() if place in one.sums]
-        if all(place in one.uses for one in callers):
-            found[place] = min(one.uses[place] for one in callers)
+def _first_uses(job: Job) -> dict[tuple[Place, int], Use]:
+    """Place, and which of its calls in a step → the first use of its result.
+
+    It is the earliest over all ranks that call it. All of them must have seen one.
+    """
+    found: dict[tuple[Place, int], Use] = {}
+    for which in {which for one in job.recording.processes for which in one.uses}:
+        callers = [one for one in job.recording.of_rank.values() if which[0] in one.sums]
+        if all(which in one.uses for one in callers):
+            found[which] = min(one.uses[which] for one in callers)
+    return found
+
+
+def _nth_of(process: Process) -> dict[tuple[Place, float], int]:
+    """Place and time of each call → `UsedNamed.nth`. What comes before the first step is not there."""
+    found: dict[tuple[Place, float], int] = {}
+    counts: Counter[Place] | None = None
+    for call in process.calls:
+        if call.place.is_step:
+            counts = Counter()
+        elif counts is not None and call.place.group is not None:
+            found[call.place, call.began] = min(counts[call.place], LAST)
+            counts[call.place] += 1
     return found
 
 
@@ -73,11 +94,10 @@ class _Wait:
     call: Call
     used: int
     """Place of what comes after the first use; as many as there are where nothing does."""
-    share: float
-    """See `Use.share`."""
+    use: Use
 
 
-def _waits(process: Process, played: Sequence[Played], uses: dict[Place, Use]) -> Iterator[_Wait]:
+def _waits(process: Process, played: Sequence[Played], uses: dict[tuple[Place, int], Use]) -> Iterator[_Wait]:
     """Each wait of a rank for a result of which the first use is known.
 
     `Use.calls` counts what was recorded. Not all of that is done again: no sends, for example, and of a function for
@@ -86,14 +106,16 @@ def _waits(process: Process, played: Sequence[Played], uses: dict[Place, Use]) -
     keys = {id(one.call): one.key for one in played if one.key != NO_CALL}
     counted = sorted(at for call in process.calls if call.place.group is not None for at in _counted(call))
     over = [_over(one) for one in played]
+    nth = _nth_of(process)
     for number, one in enumerate(played):
-        use = uses.get(one.call.place)
+        place = one.call.place
+        use = uses.get((place, nth.get((place, one.call.began), -1))) or uses.get((place, -1))
         is_wait = (one.key != NO_CALL and one.act.waits) or one.act.call == WAIT
         if use is None or not is_wait or "object" in one.call.place.collective:
             continue
         following = bisect_left(counted, one.call.ended) + use.calls
         used = bisect_right(over, counted[following]) if following < len(counted) else len(played)
-        yield _Wait(number, keys.get(id(one.call), NO_CALL), one.call, used, use.share)
+        yield _Wait(number, keys.get(id(one.call), NO_CALL), one.call, used, use)
 
 
 def _counted(call: Call) -> Iterator[float]:
@@ -119,7 +141,7 @@ def _used_later(script: Script, waits: dict[int, list[_Wait]]) -> set[tuple[int,
             free = sum(after.act.computes + after.act.sleeps + after.call.seconds for after in meanwhile)
             if wait.used < len(of_rank):
                 last = of_rank[wait.used].act
-                free += wait.share * (last.computes + last.sleeps)
+                free += wait.use.share * (last.computes + last.sleeps)
             found.setdefault(wait.key, []).append(free >= _LONG * wait.call.seconds)
     found.pop(NO_CALL, None)
     return {key for key, holds in found.items() if all(holds) and len(holds) == len(script.of_key[key])}
@@ -132,8 +154,8 @@ def _waited_for_later(script: Script, keys: set[tuple[int, int]], waits: dict[in
         computes = sleeps = 0.0
         for number, one in enumerate(played):
             computes, sleeps, left = computes + one.act.computes, sleeps + one.act.sleeps, 1.0
-            for wait in sorted(later.pop(number, []), key=lambda wait: wait.share):
-                part = wait.share - (1.0 - left)
+            for wait in sorted(later.pop(number, []), key=lambda wait: wait.use.share):
+                part = wait.use.share - (1.0 - left)
                 yield Played(Act(WAIT, computes=computes * part, sleeps=sleeps * part), NO_CALL, wait.call)
                 left -= part
             act = with_(one.act, computes=computes * left, sleeps=sleeps * left)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from autoddp.diagnose.collectives.cause import Cause, Job, Suspicion
-from autoddp.diagnose.collectives.merging import MERGEABLE, merged, places_of, runs, seconds_in
-from autoddp.diagnose.collectives.program import Played, rest, with_
+from autoddp.diagnose.collectives.merging import MERGEABLE, merged, places_of, runs, seconds_in, without
 
 _SIZES = range(1, 65)  # bytes
 _EVERY = 10  # steps
@@ -37,23 +36,11 @@ class ScalarCollectives(Cause):
                 "from the answer to another one cannot be one of them"
             )
         else:
-            # Whatever a rank does before the call, it still does. What counts is the number among these calls: others
-            # of the group lie between them. Of a few, about a tenth: none of five, one of six.
+            # What counts is the number among these calls: others of the group lie between them. Of a few, about a
+            # tenth: none of five, one of six.
             kept = {key for group in {group for group, _ in keys} for key in _every_tenth(keys, group)}
-
-            def rarely(played: Sequence[Played]) -> Iterator[Played]:
-                computes = sleeps = 0.0
-                for one in played:
-                    act = with_(one.act, computes=one.act.computes + computes, sleeps=one.act.sleeps + sleeps)
-                    if one.key in keys and one.key not in kept:
-                        computes, sleeps = act.computes, act.sleeps
-                        continue
-                    computes = sleeps = 0.0
-                    yield Played(act, one.key, one.call)
-                if played:
-                    yield from rest(computes, sleeps, played[-1])
-
-            left_out, changed, tried = keys - kept, script.changed(rarely), f"the call in every {_EVERY}th step only"
+            left_out, tried = keys - kept, f"the call in every {_EVERY}th step only"
+            changed = without(script, left_out)
             added_up = "add them up on each rank, and " if "reduce" in what else ""
             fix = (
                 f"{lines[0]}: numbers that are only logged: {added_up}send them when you log "

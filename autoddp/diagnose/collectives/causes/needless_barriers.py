@@ -1,0 +1,42 @@
+"""Ranks meet at barriers in each step, though their collectives wait for each other anyway."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from autoddp.diagnose.collectives.cause import Cause, Job, Suspicion
+from autoddp.diagnose.collectives.merging import places_of, seconds_in, without
+
+_OFTEN = 0.5  # of the steps: barriers around an evaluation or a checkpoint come less often
+_BARRIERS = ("barrier", "monitored_barrier")
+
+
+class NeedlessBarriers(Cause):
+    in_words = "barriers in each step"
+
+    def suspect(self, job: Job) -> Iterator[Suspicion]:
+        script = job.script
+        if script is None:
+            return
+        keys = script.agreed(lambda one: one.act.call in _BARRIERS and one.act.waits)
+        calls = len(keys) / max(1.0, script.covers) / max(1, len({group for group, _ in keys}))
+        if not keys or calls < _OFTEN:
+            return
+        lines = places_of(script, keys)
+        others = f", and those of {' and '.join(lines[1:])}" if lines[1:] else ""
+        fix = (
+            f"{lines[0]}: leave the barrier out{others}: a collective waits for all ranks that it needs. Where it is "
+            "for clean times, or for a file that another rank writes, call it in the steps that need it"
+        )
+        yield Suspicion(
+            self.name,
+            f"{' and '.join(lines)}: the ranks meet at barriers, {calls:.1f} times in each step",
+            fix,
+            guess=seconds_in(script, keys),
+            changed=without(script, keys),
+            tried="no barrier",
+            lines=lines,
+        )
+
+
+CAUSE = NeedlessBarriers()

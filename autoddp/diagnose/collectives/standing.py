@@ -1,0 +1,26 @@
+"""Says where each rank stands when none of them has called anything for a while: mostly they wait for each other.
+
+where_ranks_stand(recording)    # "rank 0 stands in barrier (train.py:9), rank 1 came back from all_reduce (…)"
+"""
+
+from __future__ import annotations
+
+from autoddp.diagnose.collectives.recording import Call, Recording
+from autoddp.units import ranks_text
+
+LONG = 10.0  # seconds without a call, from which it is told where the ranks stand
+
+
+def where_ranks_stand(recording: Recording) -> str:
+    """Each rank's last call, and whether it has come back from it."""
+    ranks: dict[str, list[int]] = {}
+    for rank, process in sorted(recording.of_rank.items()):
+        last = max((call for call in process.calls if call.place.group is not None), key=_began, default=None)
+        if last is not None:
+            stands, call = not last.wait_ended, f"{last.place.collective} ({last.place.where})"
+            ranks.setdefault(f"stands in {call}" if stands else f"came back from {call}", []).append(rank)
+    return ", ".join(f"{ranks_text(of_it)} {does}" for does, of_it in ranks.items())
+
+
+def _began(call: Call) -> float:
+    return call.began
