@@ -128,18 +128,13 @@ def job_now(options: Options) -> Job:
     }
 
 
-def changed_since(job: Job, options: Options) -> list[str]:
-    """The files of `job`, made by `job_now`, that are not as they were: the script's, and those its arguments name."""
-    try:
-        now = job_now(options)
-    except OSError:  # the current folder was removed: the launch says so itself
-        return []
-    return [
-        name.partition("=")[2] or name
-        for part in ("files", "named in them")
-        for name, digest in cast(Mapping[str, str], job[part]).items()
-        if cast(Mapping[str, str], now[part]).get(name, "") != digest
-    ]
+def changed_since(job: Job) -> list[str]:
+    """The files of `job`, made by `job_now`, that are not as they were: the script's, and those its arguments name.
+
+    Each is looked at by itself. The script may import it no longer, or be half written: it is the same nevertheless.
+    """
+    files = {**cast(Mapping[str, str], job["files"]), **cast(Mapping[str, str], job["named in them"])}
+    return [name for name, digest in files.items() if _digest(Path(name)) != digest]
 
 
 def _here() -> str:

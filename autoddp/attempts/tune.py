@@ -221,7 +221,8 @@ class Tuning:
         self._folder = preparation.folder
         self._keeper = preparation.keeper
         self._isolation = preparation.isolation  # of the next attempt
-        self._job = job_now(self.options)  # the user may change the files of the script while it is being tuned
+        self.job = job_now(self.options)
+        """What is tuned, as it was before: the user may change the files of the script meanwhile."""
         # The hosts have met: no start of the script waits for further ones, where --nnodes is a range.
         self._torchrun = copy.copy(self.options.torchrun)
         self._torchrun.nnodes = str(self.hosts.nodes)
@@ -376,7 +377,7 @@ class Tuning:
     def _follow(self, job: LiveJob, screening: Screening, facts: JobFacts) -> None:
         """Another launcher leads: keep what it measures, and start this host's parts of what it asks for."""
         if not self.options.diagnose_only:
-            study_begins(self._folder, self._job, self.options.study, facts)
+            study_begins(self._folder, self.job, self.options.study, facts)
         if name := self.hosts.await_told("name", str, lambda: job.machine.over):
             self.reporter.say(f"{name} leads {self.options.activity}: its lines tell how it goes")
         screening.follow(lambda: job.machine.over)
@@ -405,12 +406,12 @@ class Tuning:
 
     def _go_on_with_one_that_was_cut_off(self, job: LiveJob, settings: StudySettings, facts: JobFacts) -> None:
         if job.machine.leads and not self.options.fresh:  # the host that leads tells the others what they have missed
-            name, entries = cut_off(self._folder, self._job, settings, facts)
+            name, entries = cut_off(self._folder, self.job, settings, facts)
             if entries:
                 begun = f"going on with the study of {name}, cut off after {len(entries)} measurements"
                 self.reporter.say(f"{begun}; --fresh begins anew")
                 job.take_over(entries)
-        study_begins(self._folder, self._job, settings, facts)
+        study_begins(self._folder, self.job, settings, facts)
 
     def _make_attempts(self, job: LiveJob) -> None:
         number, more = 0, Next(True)

@@ -126,7 +126,7 @@ def prepare(options: Options, began: float) -> Job | None:
     mode = choose(options)  # where this is an error, nothing has been said of the mode
     require_job_options(options.torchrun)
     if not mode.as_torchrun:
-        require_rendezvous(options.torchrun)
+        require_rendezvous(options.torchrun, starts_job=not (options.tune_only or options.dry_run))
         require_master(options.torchrun)
     for line in filter(None, (mode.ranks, mode.says, options.elsewhere if mode.tune else "")):
         tell(line)
@@ -139,12 +139,11 @@ def prepare(options: Options, began: float) -> Job | None:
             until_tuned.enter_context(signals_end_tuning(ending_signals(options.torchrun), says))
         if mode.tune:
             from autoddp.attempts.objective import ObjectiveTuning
-            from autoddp.attempts.resuming import changed_since, job_now
+            from autoddp.attempts.resuming import changed_since
             from autoddp.attempts.tune import Tuning, prepared
             from autoddp.cli.tuned import Results  # they take a while
 
             preparation = until_tuned.enter_context(prepared(options))
-            as_given = job_now(options)
         if mode.tune or _meets(mode):
             until_tuned.enter_context(awaiting("what comes before the job"))
         agreement = _agreement(options, mode)
@@ -159,10 +158,11 @@ def prepare(options: Options, began: float) -> Job | None:
             hosts = agreement.hosts if agreement is not None else Hosts()
             with environment_with(network.variables):
                 with Results(options, preparation.folder, network) as results:
-                    tuning = Tuning if options.study.objective is None else ObjectiveTuning
-                    tuned = tuning(options, preparation, hosts, results, network.together, began=began).run()
+                    kind = Tuning if options.study.objective is None else ObjectiveTuning
+                    tuning = kind(options, preparation, hosts, results, network.together, began=began)
+                    tuned = tuning.run()
                 mode, builds_ddp = results.mode(mode, tuned), tuned.built_ddp
-            if (changed := changed_since(as_given, options)) and not options.tune_only:
+            if (changed := changed_since(tuning.job)) and not options.tune_only:
                 tell(f"warning: changed while it was tuned: {', '.join(changed)}; the job runs what is there now")
         elif agreement is not None:
             before, mode = mode, for_hosts(mode, options, agreement.hosts.nodes, agreement.ranks)

@@ -139,7 +139,7 @@ class Results:
                 not_tuned, why = "", tuned.outcome.decision.why
             if options.tune_only:
                 raise NotTuned(f"no recipe was written: {why}; see {folder.path}")
-            if tuned.outcome is not None and not options.verbose:
+            if tuned.outcome is not None and not options.verbose and not self._not_sound:
                 self._answer(tuned.outcome, tuned.outcome.decision.configuration, "")
                 say(f"launching as written; see {folder.path}")
             else:

@@ -177,6 +177,9 @@ def choose(options: Options) -> Mode:
         if options.tune_only:
             raise NotTuned(f"{FORKED}: nothing was tuned; use --start-method spawn")
         without = "launching as torchrun would, without tuning and without a recipe; --start-method spawn has both"
+        if not options.ranks_given:  # nothing tells that it shares its work: each of several ranks might do all of it
+            options.torchrun.nproc_per_node = "1"
+            mode = replace(mode, ranks=idle_gpus())
         return replace(mode.as_written, bypass=False, is_unfit=False, says=f"{FORKED}: {without}")
     if mode.recipe is not None:
         return replace(mode, says=_says_of_launch(mode, options))

@@ -12,6 +12,7 @@ from pathlib import Path
 from autoddp.network.own_network import on_one_host
 from autoddp.torchrun.options import (
     DEFAULT_PORT,
+    LOOKS,
     beside_the_meeting_point,
     node_range,
     other_rendezvous,
@@ -26,8 +27,6 @@ from autoddp.torchrun.surroundings import (
     quiet_elastic,
     signal_handlers_kept,
 )
-
-_LOOKS = 0.1  # seconds between two looks of elastic at the ranks of an attempt; torch's own default
 
 
 def run_real_job(torchrun: argparse.Namespace) -> None:
@@ -52,7 +51,7 @@ def run_tuning_job(torchrun: argparse.Namespace, folder: Path, number: int) -> s
     arguments.redirects, arguments.tee, arguments.local_ranks_filter = "3", "0", ""
     # Elastic sleeps so long before it looks at its ranks. An attempt whose ranks have ended is killed after 20 seconds,
     # and of one that elastic has not looked at nobody learns that a rank has failed.
-    arguments.monitor_interval = min(arguments.monitor_interval, _LOOKS)
+    arguments.monitor_interval = min(arguments.monitor_interval, LOOKS)
     fresh = FRESH_STORE if node_range(torchrun)[1] > 1 and _agents_share_one_store() else {}
     follow_clock_as_told()
     with quiet_elastic(folder / "elastic.log"), environment_with(fresh):
@@ -94,6 +93,7 @@ def run_own_job(torchrun: argparse.Namespace, name: str, more: dict[str, str]) -
     from torch.distributed.elastic.multiprocessing.api import SignalException
 
     arguments = other_rendezvous(torchrun, name)
+    arguments.monitor_interval = min(arguments.monitor_interval, LOOKS)  # else it ends so much later
     variables = for_own_workers(os.environ) | more
     if node_range(torchrun)[1] == 1:
         variables |= on_one_host(os.environ)

@@ -24,6 +24,7 @@ from autoddp.torchrun.surroundings import quiet_elastic
 TIMEOUT = 900  # seconds; torchrun's own for a static rendezvous, where --rdzv-conf names none
 _LAST_CALL = 30  # seconds; torch's own, likewise
 _READ_TIMEOUT = 60  # seconds; torch's own for c10d, likewise
+LOOKS = 0.1  # seconds between two looks of elastic at ranks that are not the real job's; torch's own default
 _LONGEST_SLEEP = 1e9  # seconds; time.sleep refuses some more
 OLDEST_TORCH = (2, 6)
 """The oldest version with which a job was tuned; `campaigns/versions.py` tries it and newer ones."""
@@ -160,11 +161,12 @@ def _require_folder(log_dir: str) -> None:
         raise UsageError(f"--log-dir {log_dir}: {there or os.curdir} is no folder that takes files; name another one")
 
 
-def require_rendezvous(torchrun: argparse.Namespace) -> None:
+def require_rendezvous(torchrun: argparse.Namespace, *, starts_job: bool = True) -> None:
     """UsageError for a rendezvous that can come to nothing, whatever other hosts do. Connects to nothing.
 
     torch's own code judges the options, with a store in this process in the place of the one at the endpoint. The port
-    of several hosts is looked at when they meet, see `require_free_port`.
+    of several hosts is looked at when they meet, see `require_free_port`; that of one host is for the job alone, since
+    attempts meet elsewhere, see `other_rendezvous`.
     """
     from torch.distributed import HashStore  # type: ignore[attr-defined]
     from torch.distributed.elastic.rendezvous import (
@@ -203,7 +205,8 @@ def require_rendezvous(torchrun: argparse.Namespace) -> None:
             raise ValueError(f"there is no rendezvous backend of that name, but {known}")
         elif backend in _OF_ETCD and importlib.util.find_spec(_OF_ETCD[0]) is None:
             raise ValueError("its module etcd is not installed here: pip install python-etcd, or --rdzv-backend c10d")
-        if backend == "static" and most == 1 and _is_taken(parse_rendezvous_endpoint(where, DEFAULT_PORT)[1]):
+        is_ours = backend == "static" and most == 1 and starts_job
+        if is_ours and _is_taken(parse_rendezvous_endpoint(where, DEFAULT_PORT)[1]):
             # torchrun would find out at its start. Here that may be minutes of tuning later.
             raise ValueError("another program on this host has the port: end it, or give another port")
         is_tcp = backend == "static" or (backend == "c10d" and _has_tcp_store(settings))
@@ -366,6 +369,7 @@ def meeting_words(torchrun: argparse.Namespace, name: str) -> list[str]:
         "--rdzv-conf": arguments.rdzv_conf,
         "--local-addr": torchrun.local_addr,
         "--max-restarts": "0",
+        "--monitor-interval": str(min(torchrun.monitor_interval, LOOKS)),  # PET_MONITOR_INTERVAL is there too
     }
     return [word for option, value in words.items() if value for word in (option, value)]
 

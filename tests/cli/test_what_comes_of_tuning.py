@@ -249,7 +249,9 @@ def test_a_recipe_of_another_version_is_not_launched_as_written_where_all_else_i
             results.mode(Mode(tune=True, several_nodes=True), newer)
 
 
-def test_a_recipe_that_no_host_can_read_is_told_to_none(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recipe_that_no_host_can_read_is_told_to_none(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def unsound(recipe: Recipe) -> str:
         return dump(recipe).replace("[evidence]\n", "[evidence]\nof_nobody = 1\n")
 
@@ -259,6 +261,9 @@ def test_a_recipe_that_no_host_can_read_is_told_to_none(folder: RunFolder, monke
     found = Tuned(outcome=DECIDED, built_ddp=True)
     assert results.mode(Mode(tune=True, several_nodes=True), found).configuration == AS_WRITTEN
     assert recipes() == []
+    said = capsys.readouterr().err
+    assert "warning: not tuned, launching as written: the recipe that was found is not sound: " in said
+    assert "faster" not in said  # what is launched is not
 
 
 def test_where_nothing_is_launched_a_recipe_that_cannot_be_read_is_none(folder: RunFolder) -> None:

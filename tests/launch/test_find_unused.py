@@ -71,7 +71,7 @@ def test_a_parameter_that_is_unused_later_stops_the_job_at_once(recipe, tmp_path
     job = launched(tmp_path / "job", "--recipe", str(recipe), "--force", script=LATER)
     assert job.returncode == 1
     assert "the recipe's static_graph needs the gradients of all parameters in each step" in job.stderr
-    assert f"take the line static_graph out of [configuration] in {recipe}" in job.stderr
+    assert f"take static_graph out of {recipe}, from [configuration] and from each [[ladder]]" in job.stderr
     assert "tune again" not in job.stderr  # which would find it again
     assert not list(job.folder.glob("rank*.pt"))
 

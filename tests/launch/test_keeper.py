@@ -24,6 +24,7 @@ from autoddp.isolation import Level
 from autoddp.processes.polling import polls
 from autoddp.processes.signals import NOT_FOR_THE_KEEPER
 from autoddp.torchrun import jobs
+from autoddp.torchrun.options import meeting_words
 
 
 @pytest.fixture
@@ -44,6 +45,10 @@ def test_elastic_looks_often_at_the_ranks_of_an_attempt(
     torchrun = parse(["--nproc-per-node", "2", "--monitor-interval", given, "train.py"]).torchrun
     assert jobs.run_tuning_job(torchrun, tmp_path, 0) == ""
     assert (seen, torchrun.monitor_interval) == ([looks], float(given))
+    assert jobs.run_own_job(torchrun, "bench", {}) == ""
+    assert seen == [looks, looks]
+    words = meeting_words(torchrun, "screening")
+    assert words[words.index("--monitor-interval") + 1] == str(looks)
 
 
 def test_a_launcher_that_ignores_its_children(children_are_ignored: None) -> None:

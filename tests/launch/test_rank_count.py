@@ -50,6 +50,15 @@ def test_ranks_into_which_no_worker_gets_are_launched_as_by_torchrun(method):
     assert ("without tuning and without a recipe" in mode.says) is (method == "fork")
 
 
+def test_as_many_ranks_are_forked_as_by_torchrun(monkeypatch):
+    """A script without DDP, which tuning would have seen, would be run once by each."""
+    monkeypatch.setattr("autoddp.commandline.rank_count.visible_gpus", lambda: 8)
+    options = parse(["--run-path", "--start-method", "fork", "train.py"])
+    mode = choose(options)
+    assert options.torchrun.nproc_per_node == "1"
+    assert mode.ranks.startswith("1 rank, as under torchrun, on a host with 8 visible GPUs")
+
+
 NODES = {
     # the CPU lists of its NUMA nodes, the CPUs of this process, nodes on which it may run
     "one": (["0-7"], range(8), 1),

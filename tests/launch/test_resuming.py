@@ -249,7 +249,7 @@ def test_what_the_user_changes_while_the_script_is_tuned_is_named(job: Path, edi
     before = job_now(options)
     if edited is not None:
         Path(edited).write_text(Path(edited).read_text() + "\n# the next experiment\n")
-    changed = changed_since(before, options)
+    changed = changed_since(before)
     assert [Path(name).name for name in changed] == ([edited] if edited else [])
 
 
@@ -257,4 +257,20 @@ def test_a_script_that_was_removed_while_it_was_tuned_is_named(job: Path) -> Non
     options = parse(WORDS)
     before = job_now(options)
     Path("train.py").unlink()
-    assert "train.py" in changed_since(before, options)
+    assert "train.py" in changed_since(before)
+
+
+@pytest.mark.parametrize("script", ["import os\n", "import os\nimport model\ndef main(:\n"])
+def test_a_module_that_was_not_changed_is_not_named(job: Path, script: str) -> None:
+    """The script imports it no longer, or is half written."""
+    before = job_now(parse(WORDS))
+    Path("train.py").write_text(script)
+    assert [Path(name).name for name in changed_since(before)] == ["train.py"]
+
+
+def test_a_changed_script_is_named_by_its_whole_path(job: Path) -> None:
+    Path("lr=0.1").mkdir()
+    Path("lr=0.1/train.py").write_text("one = 1\n")
+    before = job_now(parse(["--trials", "3", "lr=0.1/train.py"]))
+    Path("lr=0.1/train.py").write_text("one = 2\n")
+    assert changed_since(before) == ["lr=0.1/train.py"]

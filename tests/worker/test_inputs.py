@@ -91,7 +91,28 @@ class LazyDict(dict[str, Any]):
         return [self[key] for key in self]
 
 
-@pytest.mark.parametrize("batch", [Lazy(), LazyDict(images=IMAGES), UserDict({"one": Lazy()})], ids=type)
+class LazyTuple(tuple[Any, ...]):
+    """The same over a tuple."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([part + torch.rand(()) for part in super().__iter__()])
+
+
+@dataclass
+class LazyFields:
+    """The same, field by field."""
+
+    images: Any
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        return found + torch.rand(()) if name == "images" else found
+
+
+LAZY = [Lazy(), LazyDict(images=IMAGES), UserDict({"one": Lazy()}), LazyTuple([IMAGES]), LazyFields(IMAGES)]
+
+
+@pytest.mark.parametrize("batch", LAZY, ids=type)
 def test_looking_at_a_batch_draws_no_random_number(batch: Any) -> None:
     before = torch.get_rng_state()
     inputs_of((batch,), {}, "cpu")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import itertools
+import types
 from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -54,9 +56,9 @@ def _leaves(named: Mapping[str, Any], prefix: str = "", depth: int = 0) -> Itera
 def _named_parts(value: Any) -> dict[str, Any] | None:
     """Parts that are told apart by name: of a tuple, a dataclass, a mapping with a few keys that are texts."""
     if isinstance(value, tuple):
-        return {str(place): part for place, part in enumerate(value)}
+        return {str(place): part for place, part in enumerate(tuple.__iter__(value))}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
+        return {field.name: _field_of(value, field.name) for field in dataclasses.fields(value)}
     inside = _held_by(value)
     if inside is not None and len(inside) <= _NAMED and all(isinstance(key, str) for key in inside):
         return {_plain(key): part for key, part in inside.items()}
@@ -71,11 +73,17 @@ def _alike_parts(value: Any) -> list[Any] | None:
     return None if inside is None else list(itertools.islice(inside.values(), _MOST))
 
 
+def _field_of(value: Any, name: str) -> Any:
+    """What a dataclass holds in a field, without calling the script: a property stays one."""
+    held = inspect.getattr_static(value, name, None)
+    return held.__get__(value) if isinstance(held, types.MemberDescriptorType) else held  # of __slots__
+
+
 def _held_by(value: Any) -> dict[Any, Any] | None:
-    """What a mapping holds already, without calling the script; None if unknown."""
+    """The first entries that a mapping holds already, without calling the script; None if unknown."""
     if isinstance(value, UserDict):
         value = vars(value).get("data")
-    return dict(dict.items(value)) if isinstance(value, dict) else None
+    return dict(itertools.islice(dict.items(value), _MOST)) if isinstance(value, dict) else None
 
 
 def _together(parts: list[Any], path: str, depth: int) -> Iterator[tuple[str, str]]:

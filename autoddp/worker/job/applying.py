@@ -251,7 +251,8 @@ def _stop(recipe: str, why: str) -> None:
 
     Tuning again is no way out: it sees the script's first steps, in which every parameter was used, and finds the same.
     """
-    without = f"take the line {STATIC_GRAPH.name} out of [configuration] in {recipe}"
+    # Under --allow an entry of the ladder is launched, and where [configuration] is empty too.
+    without = f"take {STATIC_GRAPH.name} out of {recipe}, from [configuration] and from each [[ladder]]"
     text = f"the recipe's {why}: the job stops; {without}, or launch it without the recipe (--trials 0)"
     tell(text)
     raise RuntimeError(f"autoddp: {text}")
