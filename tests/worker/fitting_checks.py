@@ -76,6 +76,9 @@ class Case:
     peeks: bool = False
     """Rank 0 alone runs a training pass before the backward pass of each micro-batch; the last step has one alone."""
 
+    groups: bool = False
+    """The model has a `parameters` of its own, which gives groups for an optimizer."""
+
 
 BF16 = {"hook": "bf16"}
 TWO = {"accumulate_steps": 2}
@@ -112,6 +115,9 @@ CASES = {
     "plain, peeks": Case(None, peeks=True, micro_batches=2),
     "implicit_no_sync fits, peeks": Case({"defer_reductions": 2}, inputs=FREE, peeks=True, micro_batches=2),
     "caps fit": Case(CAPS),
+    "caps fit, groups": Case(CAPS, groups=True),
+    "hook fits, groups": Case(BF16, groups=True),
+    "caps refused, groups": Case(CAPS, inputs=OTHERS, groups=True),
     "caps refused": Case(CAPS, inputs=OTHERS),
     "static refused": Case({"static_graph": True}, inputs=OTHERS),
     "static graph, no_sync": Case({"static_graph": True}, micro_batches=2, no_sync=True),
@@ -137,6 +143,11 @@ class Sharing(Network):
         return super().forward(x), self[2].bias
 
 
+class Grouped(Network):
+    def parameters(self, recurse: bool = True) -> Any:
+        return [{"params": list(layer.parameters())} for layer in self]
+
+
 def order_of(case: Case, folder: Path, name: str) -> WorkerConfig:
     digests = case.digests or "+".join(parameters_digest(Network(24 + n)) for n in range(case.models))
     return WorkerConfig(
@@ -152,7 +163,8 @@ def order_of(case: Case, folder: Path, name: str) -> WorkerConfig:
 
 def train(case: Case, rank: int) -> dict[str, Any]:
     torch.manual_seed(7)
-    models = [DDP((Sharing if case.shares else Network)(24 + n)) for n in range(case.models)]
+    kind = Sharing if case.shares else Grouped if case.groups else Network
+    models = [DDP(kind(24 + n)) for n in range(case.models)]
     built = models
     if case.restored:
         models = [pickle.loads(pickle.dumps(model)) for model in built]  # the first ones stay alive

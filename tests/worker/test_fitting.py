@@ -21,6 +21,7 @@ REFUSED = {
     "accumulation and hook refused": "plain, clips",
     "implicit_no_sync refused": "plain, micro-batches",
     "caps refused": "plain",
+    "caps refused, groups": "plain",
     "static refused": "plain",
     "other parameters": "plain",
     "started elsewhere": "plain",
@@ -100,6 +101,13 @@ def test_one_line_says_so_and_the_next_launch_knows(folder: Path, name: str) -> 
     assert "runs as written, but OMP_NUM_THREADS=1 was set at its start and stays; the next launch tunes again" in line
     assert note(folder, name).startswith("# a note\n")
     assert note(folder, name).splitlines()[-1] in line
+
+
+@pytest.mark.parametrize("name", ["caps fit", "hook fits"])
+def test_a_model_may_have_a_method_parameters_of_its_own(folder: Path, name: str) -> None:
+    found, usual = ranks(folder, f"{name}, groups")[0], ranks(folder, name)[0]
+    assert far(found, usual) == 0
+    assert (found["told"], found["hooks"]) == ([], usual["hooks"])
 
 
 @pytest.mark.parametrize("name", FIT)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, UserDict, namedtuple
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -23,6 +23,12 @@ LABELS = torch.zeros(8, dtype=torch.int64)
 class Batch:
     images: torch.Tensor
     labels: torch.Tensor | None = None
+
+
+@dataclass(slots=True)
+class Slots:
+    images: torch.Tensor
+    labels: torch.Tensor = field(init=False)
 
 
 class Raises(Mapping[str, Any]):
@@ -52,6 +58,7 @@ CASES: list[tuple[tuple[Any, ...], dict[str, Any], list[str]]] = [
     (({"ids": LABELS, "mask": None},), {}, ["0.ids: int64[8]", "0.mask: NoneType"]),
     ((UserDict({"ids": LABELS}), OrderedDict(x=LABELS)), {}, ["0.ids: int64[8]", "1.x: int64[8]"]),
     ((Batch(IMAGES),), {}, ["0.images: float32[8, 3, 4, 4]", "0.labels: NoneType"]),
+    ((Slots(IMAGES),), {}, ["0.images: float32[8, 3, 4, 4]", "0.labels: NoneType"]),
     ((Pair(LABELS, (LABELS, 3)),), {}, ["0.0: int64[8]", "0.1.0: int64[8]", "0.1.1: int"]),
     (([torch.zeros(3, 5, 7), torch.zeros(3, 6, 7)],), {}, ["0[]: float32[3, *, 7]"]),
     (([{"boxes": torch.zeros(2, 4)}, {"boxes": torch.zeros(9, 4)}],), {}, ["0[].boxes: float32[*, 4]"]),

@@ -1,6 +1,7 @@
 """DDP objects.
 
 private          all that autoddp does by names of torch that are not public
+held             what objects of the script hold already, read without calling their code
 arguments        of DDP's constructor
 rebuild          the constructor, run again on the same object
 wrapped          one object: what it is like, and how it is given another configuration

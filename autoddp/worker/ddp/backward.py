@@ -26,9 +26,10 @@ def when_backward_begins(
         call()
 
     unserializable_hook(begins)
-    found = [tensor for tensor in tensors(output) if tensor.requires_grad and not tensor.is_leaf]
-    for tensor in found:
-        tensor.register_hook(begins)
+    with torch._C.DisableTorchFunction():  # a class or a mode of the script's is not asked
+        found = [tensor for tensor in tensors(output) if tensor.requires_grad and not tensor.is_leaf]
+        for tensor in found:
+            tensor.register_hook(begins)
     return bool(found)
 
 

@@ -14,6 +14,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.recipe import merged, with_model
+from autoddp.worker.ddp import private
 from autoddp.worker.ddp.handlers import DdpEvents
 from autoddp.worker.ddp.private import is_joining
 from autoddp.worker.ddp.wrapped import Wrapped
@@ -76,7 +77,12 @@ def _alike_parts(value: Any) -> list[Any] | None:
 def _field_of(value: Any, name: str) -> Any:
     """What a dataclass holds in a field, without calling the script: a property stays one."""
     held = inspect.getattr_static(value, name, None)
-    return held.__get__(value) if isinstance(held, types.MemberDescriptorType) else held  # of __slots__
+    if not isinstance(held, types.MemberDescriptorType):
+        return held
+    try:
+        return held.__get__(value)  # of __slots__
+    except AttributeError:  # not set yet
+        return None
 
 
 def _held_by(value: Any) -> dict[Any, Any] | None:
@@ -141,7 +147,7 @@ class InputsSeen(DdpEvents):
 
 def device_of(ddp: DDP) -> str:
     """The type of device on which its parameters are: "cpu" or "cuda"."""
-    return str(next(ddp.module.parameters()).device.type)
+    return private.device_of(ddp).type
 
 
 def compares(ddp: DDP) -> bool:

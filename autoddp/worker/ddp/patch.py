@@ -230,7 +230,7 @@ def _name(group: str, number: int) -> str:
 
 def _trains(ddp: DDP) -> bool:
     """Whether the object's forward pass, which begins now, may have a backward pass that changes parameters."""
-    return ddp.training and torch.is_grad_enabled() and any(p.requires_grad for p in ddp.module.parameters())
+    return ddp.training and torch.is_grad_enabled() and any(p.requires_grad for p in module_parameters(ddp))
 
 
 def around_ddps_own(around: Callable[[], contextlib.AbstractContextManager[None]]) -> None:

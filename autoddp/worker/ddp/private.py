@@ -18,6 +18,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+from autoddp.worker.ddp.held import parts_of
+
 Method = Callable[..., Any]
 
 register_builtin_hook: Callable[..., None] = DDP._register_builtin_comm_hook
@@ -158,7 +160,7 @@ def uses_python_reducer(ddp: DDP) -> bool:
 
 def steps_inside_backward(module: nn.Module) -> bool:
     """Whether an optimizer steps as soon as a gradient of `module` is ready."""
-    return any(hasattr(p, "_in_backward_optimizers") for p in module.parameters())
+    return any(hasattr(p, "_in_backward_optimizers") for _, p in module.named_parameters())
 
 
 def root_of(mesh: Any) -> Any:
@@ -274,8 +276,24 @@ def backend_of(ddp: DDP) -> str:
 
 
 def tensors_in(output: Any) -> list[torch.Tensor]:
-    """All tensors in the output of a module, as far as DDP itself finds them."""
-    return list(torch.nn.parallel.distributed._find_tensors(output))
+    """The tensors in the output of a module, where DDP itself looks for them, as far as they are there already.
+
+    Only with `find_unused_parameters` does DDP look. Its own function asks the script's classes, which may compute what
+    they are asked for or lack a field that the script sets later, and it never ends where an output holds itself.
+    """
+    of_torch = torch.nn.parallel.distributed
+    found: list[torch.Tensor] = []
+    parts, seen = [output], set[int]()
+    while parts:
+        one = parts.pop()
+        if isinstance(one, torch.Tensor):
+            found.append(one)
+        elif of_torch.RPC_AVAILABLE and isinstance(one, of_torch.RRef):  # type: ignore[attr-defined]
+            parts += [one.local_value()] if one.is_owner() else []
+        elif id(one) not in seen:
+            seen.add(id(one))
+            parts += parts_of(one)
+    return found
 
 
 def tensors_of_static_graph(output: Any) -> list[torch.Tensor]:

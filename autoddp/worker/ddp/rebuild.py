@@ -40,7 +40,8 @@ def construct_again(ddp: DDP, arguments: dict[str, Any]) -> None:
 @contextlib.contextmanager
 def gradients_stay(module: nn.Module) -> Iterator[None]:
     """Keep DDP's constructor from replacing gradients by parts of its buckets: the script may hold them."""
-    gradients = [(p, p.grad) for p in module.parameters()]
+    # By the method that DDP asks: a script's `parameters` may leave some out, or give groups for an optimizer.
+    gradients = [(p, p.grad) for _, p in module.named_parameters()]
     for p, _ in gradients:
         p.grad = None
     try:

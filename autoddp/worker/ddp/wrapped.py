@@ -92,7 +92,7 @@ class Wrapped:
     def reduces_all(self) -> bool:
         """Whether DDP reduces every gradient of the module; False if the script tells it to ignore some parameters."""
         ddp = self.ddp
-        return ddp is None or all(id(p) in self._reduced for p in ddp.module.parameters() if p.requires_grad)
+        return ddp is None or all(id(p) in self._reduced for _, p in ddp.module.named_parameters() if p.requires_grad)
 
     @property
     def is_compiled(self) -> bool:
@@ -311,7 +311,8 @@ class Wrapped:
 
         Parameters that the script has added to the module since are not reduced, so they do not ask for it either.
         """
-        now = [(p, p.requires_grad) for p in dict.fromkeys((*module_parameters(ddp), *ddp.module.parameters()))]
+        of_module = (p for _, p in ddp.module.named_parameters())
+        now = [(p, p.requires_grad) for p in dict.fromkeys((*module_parameters(ddp), *of_module))]
         for p, asks in now:
             if asks != (id(p) in self._reduced):
                 p.requires_grad_(not asks)

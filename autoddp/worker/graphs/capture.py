@@ -44,7 +44,7 @@ class Sample:
     @property
     def device(self) -> torch.device:
         """The module's device."""
-        return next(self.module.parameters()).device
+        return next(self.module.named_parameters())[1].device
 
     def inputs(self) -> tuple[torch.Tensor, ...]:
         """Fresh copies of the inputs, not aliased with the script's tensors."""
@@ -179,7 +179,7 @@ def _one_device(samples: Sequence[Sample]) -> torch.device:
 
 def one_pass(call: Callable[..., Any], inputs: Sequence[torch.Tensor], module: nn.Module) -> list[torch.Tensor]:
     """Outputs and gradients, copied, under random numbers that are the same each time."""
-    device = next(module.parameters()).device
+    device = next(module.named_parameters())[1].device
     seed(device, 0)
     before = _drawn_on_the_host(device)
     outputs, _ = tensors_of(call(*inputs))

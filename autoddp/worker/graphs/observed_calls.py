@@ -52,7 +52,7 @@ class Seen:
             self.why_not = "its inputs change from step to step"
         self.calls, self.order, self.signature = self.calls + 1, order, signature
         self.tensors = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
-        device = next(self.module.parameters(), torch.empty(0)).device.type
+        device = next((p for _, p in self.module.named_parameters()), torch.empty(0)).device.type
         around = surroundings(device)
         if self.surroundings not in (None, around):
             self.why_not = "autocast or another setting changes from step to step"
@@ -142,7 +142,7 @@ def why_of_ignored(wrapped: Sequence[Wrapped]) -> str:
 
 
 def _why_not(module: nn.Module) -> str:
-    if next(module.parameters(), None) is None:
+    if next(module.named_parameters(), None) is None:
         return "it has no parameters"
     if any(isinstance(inner, nn.SyncBatchNorm) for inner in module.modules()):
         return "a SyncBatchNorm inside it talks with other ranks"

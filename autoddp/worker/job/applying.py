@@ -140,7 +140,7 @@ class _Applied(DdpHandlers):
     def _bring_in(self, module: nn.Module) -> None:
         """Called before the first model is built: the process keeps the CPUs that are right for its device."""
         # torch itself refuses a model without parameters, a moment later.
-        binding = Binding(next((p.device for p in module.parameters()), torch.device("cpu")))
+        binding = Binding(next((p.device for _, p in module.named_parameters()), torch.device("cpu")))
         threads = Threads(os.environ.get(THREADS.variable), pinned="")
         if NUMA_BINDING.name in self._configuration and binding.why_not:
             _warn(f"the recipe's {NUMA_BINDING.name} is left out: {binding.why_not}")

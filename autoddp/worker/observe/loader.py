@@ -14,7 +14,7 @@ import multiprocessing
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -560,10 +560,13 @@ _PLAIN = (str, bytes, int, float, complex, type(None), type)
 
 
 def _parts_of(one: Any) -> Iterable[Any]:
-    if isinstance(one, Mapping):
-        return one.values()
-    if isinstance(one, list | tuple):
-        return one
+    # What lies there already: a class of the script's may read or augment a field when it is asked for it.
+    if isinstance(one, dict):
+        return dict.values(one)
+    if isinstance(one, list):
+        return list.__iter__(one)
+    if isinstance(one, tuple):
+        return tuple.__iter__(one)
     named = getattr(one, "__dict__", {})
     if named:
         return named.values()
