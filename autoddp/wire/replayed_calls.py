@@ -48,6 +48,8 @@ class Act(Struct, frozen=True, forbid_unknown_fields=True):
     """How many acts before a wait its call was started; 0 where it waits for all calls that are not over."""
     root: int = -1
     """The rank in the group that sends to the others, or collects; -1 where all do the same."""
+    dtype: str = ""
+    """That of the tensor, such as "int64"; "" where it is not known. Backends cut data between two elements."""
 
 
 class Program(Struct, frozen=True, forbid_unknown_fields=True):

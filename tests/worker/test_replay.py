@@ -70,7 +70,17 @@ def test_each_call_can_be_done_again(tmp_path: Path) -> None:
     in_turns = [Act("allreduce", 1, 400), Act(MAKE_GROUP, 1), Act("allreduce", 1, 400, waits=False), Act(WAIT)]
     kept = [Act("allreduce", bytes=400, waits=False)] * 2 + [Act(WAIT, after=1), Act(WAIT, after=3)]  # handles
     several = Act("allreduce", bytes=400, tensors=3)  # beside one of as many bytes in one tensor
-    of_rank = (*calls, several, *kept, *in_turns, Act(DESTROY_GROUP, 1), Act(MAKE_GROUP, 1), Act(REST, computes=1e-4))
+    types = [Act("allreduce", bytes=48, dtype=name) for name in ("bool", "bfloat16", "int32", "int64", "complex128")]
+    of_rank = (
+        *calls,
+        *types,
+        several,
+        *kept,
+        *in_turns,
+        Act(DESTROY_GROUP, 1),
+        Act(MAKE_GROUP, 1),
+        Act(REST, computes=1e-4),
+    )
     programs = {
         "as written": Program(((0, 1), (0, 1), ()), (of_rank, of_rank)),
         "changed": Program(((0, 1), (0, 1)), ((*calls, *in_turns[:1]), (*calls, *in_turns[:1]))),
@@ -83,6 +93,27 @@ def test_each_call_can_be_done_again(tmp_path: Path) -> None:
     found = codec.decode(result.read_text(), Replayed).seconds
     assert found.keys() == programs.keys()
     assert all(len(seconds) >= 3 and min(seconds) > 0 for seconds in found.values())
+
+
+@pytest.mark.parametrize(
+    ("call", "size", "dtype", "elements"),
+    [
+        ("allreduce", 4, "float32", 1),
+        ("allreduce", 8, "int64", 1),
+        ("broadcast", 3, "bool", 3),
+        ("alltoall_base", 4, "float32", 4),  # each rank gets a part
+        ("barrier", 0, "", 1),
+    ],
+)
+def test_a_call_has_as_many_elements_as_in_the_script(
+    call: str, size: int, dtype: str, elements: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A ring of four ranks takes twice as long for four numbers as for one, because it sends each of them by itself."""
+    monkeypatch.setattr(_Run, "_new_group", lambda _self, _ranks: None)
+    act = Act(call, bytes=size, dtype=dtype)
+    run = _Run(Program(((0, 1, 2, 3),), ((act,),) * 4), 0, torch.device("cpu"))
+    (data,) = run._data.values()
+    assert len(data.whole) == elements
 
 
 def test_ranks_that_send_by_turns_need_no_more_memory_than_one(monkeypatch: pytest.MonkeyPatch) -> None:

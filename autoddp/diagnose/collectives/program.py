@@ -335,6 +335,7 @@ def _played(
             sleeps=sleeps,
             waits=call.is_blocking,
             root=call.root,
+            dtype=call.place.dtype,
         )
         found.append(Played(act, key, call if whole is None else _as_a_whole(call, whole)))
     # As many gaps as calls: what a change lets run beside the gap behind the last call has to have that gap. But no

@@ -180,8 +180,8 @@ class _Run:
         self._acts = program.acts[rank]
         self._late = late
         self._pause = program.pauses[rank] if program.pauses else 0.0
-        self._data: dict[tuple[str, int, int, int, bool, int], _Data] = {}
-        self._wholes: dict[tuple[str, int, int], torch.Tensor] = {}
+        self._data: dict[tuple[str, int, int, str, int, bool, int], _Data] = {}
+        self._wholes: dict[tuple[str, int, int, str], torch.Tensor] = {}
         self._pending: dict[int, Any] = {}  # by the place of the act that has started it
         self._left: list[Any] = []
         self.in_calls = 0.0
@@ -276,11 +276,11 @@ class _Run:
 
     def _data_of(self, act: Act) -> _Data:
         """The data of an act, made once. They are zeros: the time does not depend on the values."""
-        key = (act.call, act.bytes, act.group, act.tensors, act.waits, act.root)
+        key = (act.call, act.bytes, act.group, act.dtype, act.tensors, act.waits, act.root)
         if key not in self._data:
             ranks = self._ranks[act.group]
-            data = _data(act, len(ranks), ranks.index(self._rank), self._device, self._wholes.get(key[:3]))
-            self._wholes[key[:3]] = data.whole
+            data = _data(act, len(ranks), ranks.index(self._rank), self._device, self._wholes.get(key[:4]))
+            self._wholes[key[:4]] = data.whole
             self._data[key] = data
         return self._data[key]
 
@@ -309,12 +309,15 @@ def _data(act: Act, ranks: int, place: int, device: torch.device, whole: torch.T
     """
     if act.call in OBJECTS:
         return _Data(torch.empty(0), thing={"loss": 0.5, "filler": "x" * max(0, act.bytes - 48)})
-    count = max(ranks, -(-act.bytes // 4))
-    count += -count % ranks
-    whole = torch.zeros(count, device=device) if whole is None else whole
+    # As many elements as in the script: a ring of four ranks sends one number in fewer messages than four numbers.
+    dtype = _OF_SIZE.get(getattr(torch, act.dtype or "float32").itemsize, torch.float64)
+    count = max(1, act.tensors, -(-act.bytes // dtype.itemsize))
+    if _ALSO_CALLED.get(act.call, act.call) in _CUTS:
+        count += -count % ranks
+    whole = torch.zeros(count, dtype=dtype, device=device) if whole is None else whole
     sizes = [count // act.tensors] * act.tensors
     sizes[-1] += count - sum(sizes)
-    parts = [torch.zeros(size, device=device) for size in sizes] if act.tensors > 1 else []
+    parts = [torch.zeros(size, dtype=dtype, device=device) for size in sizes] if act.tensors > 1 else []
     arguments = _arguments(act, whole, ranks, is_root=place == max(0, act.root))
     return _Data(whole, arguments, parts=parts, sizes=sizes)
 
@@ -369,6 +372,10 @@ _ALSO_CALLED = {
     "all_to_all_single": "alltoall_base",
 }
 """Methods of a group that do the same as another one, which every version of torch has."""
+_CUTS = ("reduce_scatter", "_reduce_scatter_base", "alltoall", "alltoall_base")
+"""Methods that give each rank a part of the data, all of one size."""
+_OF_SIZE = {1: torch.uint8, 2: torch.float16, 4: torch.float32, 8: torch.float64}
+"""Bytes of an element → a type that every backend can add up; larger ones count as several."""
 _OBJECTS: dict[str, Callable[[Any, int, int, Any], Any]] = {
     "all_gather_object": lambda thing, ranks, first, group: dist.all_gather_object([None] * ranks, thing, group=group),
     "broadcast_object_list": lambda thing, ranks, first, group: dist.broadcast_object_list(
