@@ -85,6 +85,8 @@ CASES = [
     Case("object_collectives", "broadcast", 4, 1000),
     Case("scalar_collectives", "several", 2, 1000),
     Case("scalar_collectives", "loss", 4, 1000),
+    Case("needless_barriers", "times", 4, 1000),
+    Case("needless_barriers", "log", 2, 1000),
     Case("wrong_interface", "gradients", 2, 50, hosts=2, takes_turns=False),
     Case("wrong_interface", "pieces", 2, 50, hosts=2, takes_turns=False),
 ]

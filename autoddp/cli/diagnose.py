@@ -99,7 +99,8 @@ def examine(options: Options, as_json: bool, began: float | None = None) -> None
         if why not in (NO_DDP, TOO_SHORT):
             raise NotTuned(f"nothing was diagnosed: {why}; see {folder}")
         if not as_json:
-            show(f"nothing to measure: {why}")
+            unseen = ", and no collective of its own was seen (functional ones are not)" if why == NO_DDP else ""
+            show(f"nothing to measure: {why}{unseen}")
     elif as_json:
         show_json(finite(tuned.diagnosis.plain() | {"communication": {"rows": [row.plain() for row in rows]}}))
     else:

@@ -9,7 +9,7 @@ import pytest
 from autoddp.diagnose.collectives import CommunicationDiagnosis, examined
 from autoddp.diagnose.collectives.cause import Job, Suspicion
 from autoddp.diagnose.collectives.causes import CAUSES
-from autoddp.diagnose.collectives.examination import _programs_in_time
+from autoddp.diagnose.collectives.examination import _least_in_calls, _programs_in_time, _saved_in_gaps
 from autoddp.diagnose.collectives.fewer_threads import found, planned
 from autoddp.diagnose.collectives.merging import merged, runs, side_by_side
 from autoddp.diagnose.collectives.program import Played, Script, _idle, _of_gaps, script_of
@@ -812,6 +812,20 @@ def test_no_more_is_saved_than_each_rank_stands_in_calls() -> None:
     (found,) = [one for one in said.findings if one.cause == "small_collectives"]
     assert found.seconds == pytest.approx(3e-3, rel=0.05)
     assert found.status == "suspected"
+
+
+def test_fewer_calls_have_fewer_gaps() -> None:
+    """Each call of a run has a gap before it, 0.4 ms here; one call in place of three has one."""
+    recording = loop(60, gap=4e-4)
+    steps = steps_of(recording)
+    script = script_of(recording, steps)
+    assert script is not None
+    one_call = script.changed(lambda played: [one for one in played if one.call.place.line == 10])
+    saved = _saved_in_gaps(script, one_call)
+    assert saved == pytest.approx({0: 0.8e-3, 1: 0.8e-3}, rel=0.1)
+    assert set(_saved_in_gaps(script, None).values()) == {0.0}
+    job = Job(recording, steps, [], script, 2)
+    assert _least_in_calls(job, saved) == pytest.approx(3.8e-3, rel=0.05)
 
 
 @pytest.mark.parametrize(("longer", "saves"), [(1.0, 1.5), (1.5, 1.875), (0.8, 1.35), (2.2, 1.5)])

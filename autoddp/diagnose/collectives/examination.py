@@ -153,7 +153,8 @@ def _judged(one: Suspicion, job: Job, again: Replayed) -> Finding | None:
         took = milliseconds(script.seconds / script.covers)
         uncertain = f"{found.text}. The script itself took {took} ms, so the price is uncertain"
         found = replace(found, status="suspected", text=uncertain)
-    most = one.guess if one.shortens_gaps else min(one.guess, _least_in_calls(job))
+    saved = _saved_in_gaps(script, one.changed)
+    most = one.guess if one.shortens_gaps else min(one.guess + min(saved.values()), _least_in_calls(job, saved))
     if found is not None and found.low is not None and one.is_bounded and found.seconds > most:
         # Where ranks have to share cores, what they do again at once may hold them up more than in the script.
         text = f"{found.text}. In the script it takes {milliseconds(most)} ms at most"
@@ -165,11 +166,21 @@ def _judged(one: Suspicion, job: Job, again: Replayed) -> Finding | None:
     return found
 
 
-def _least_in_calls(job: Job) -> float:
-    """Seconds of a step for which every rank stands in calls, of ranks that wait for each other.
+def _saved_in_gaps(script: Script, changed: Script | None) -> dict[int, float]:
+    """Rank → seconds of a step that it computes and sleeps less with a change: fewer calls have fewer gaps."""
 
-    A step takes each of them as long: its gaps and its calls. Without any of the calls the gaps are left. So no change
-    of calls saves more than that of the rank which stands in them for the shortest time.
+    def of_gaps(one: Script, rank: int) -> float:
+        return sum(played.act.computes + played.act.sleeps for played in one.played.get(rank, ()))
+
+    after = script if changed is None else changed
+    return {rank: max(0.0, of_gaps(script, rank) - of_gaps(after, rank)) / script.covers for rank in script.played}
+
+
+def _least_in_calls(job: Job, saved: Mapping[int, float]) -> float:
+    """Seconds of a step that a change of calls can save: what every rank of those that wait for each other can.
+
+    A step takes each of them as long: its gaps and its calls. Without any of the calls the gaps are left, but for what
+    is `saved` of them. So no more is saved than that of the rank which stands in calls for the shortest time.
     """
     stands: dict[int, float] = {}
     for rank, process in job.recording.of_rank.items():
@@ -178,7 +189,7 @@ def _least_in_calls(job: Job) -> float:
             for place, one in process.sums.items()
             if place.is_for_objects or place.is_about_groups or (place.group and "object" not in place.collective)
         )
-        stands[rank] = job.step * (in_calls / process.seconds if process.seconds else 1.0)
+        stands[rank] = job.step * (in_calls / process.seconds if process.seconds else 1.0) + saved.get(rank, 0.0)
     return _least(job.recording, stands)
 
 

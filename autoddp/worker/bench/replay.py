@@ -40,9 +40,11 @@ from autoddp.wire.replayed_calls import (
 )
 
 _PATIENCE = timedelta(seconds=20)  # for one call
-_FEWEST, _MOST = 3, 24  # rounds
+_FEWEST, _MOST = 3, 40  # rounds
 _FEWEST_TO_KNOW = 6  # rounds, before which an interval may be narrow by chance
 _WELL_ENOUGH = 0.05  # of a price, to both sides
+_WORTHWHILE = 0.03  # of the steps as written, from which a gain is worth more rounds
+_UNDECIDED = 2.0  # times as long, where a gain may be none
 _OVERHEAD = 3e-6  # seconds of this file's own between two calls; the script's Python, and torch's, is in its gaps
 _SLEEPS = 1e-4  # shorter than this the kernel does not sleep
 _MOST_TURNS = 100  # of computing and sleeping in one gap
@@ -129,7 +131,7 @@ def _rank(plan: Replay, rank: int, port: int, result: Path) -> None:
         run.in_calls = 0.0
     names = list(runs)
     seconds: dict[str, list[float]] = {name: [] for name in names}
-    until, number = time.monotonic() + plan.seconds, 0
+    began, number = time.monotonic(), 0
     while number < _MOST:
         for name in names if number % 2 == 0 else reversed(names):
             dist.barrier()
@@ -137,7 +139,8 @@ def _rank(plan: Replay, rank: int, port: int, result: Path) -> None:
             dist.all_reduce(took, op=dist.ReduceOp.MAX)
             seconds[name].append(float(took))
         number += 1
-        is_over = time.monotonic() >= until or _is_known(seconds, names)
+        longest = plan.seconds * (1.0 if _are_decided(seconds, names) else _UNDECIDED)
+        is_over = time.monotonic() - began >= longest or _is_known(seconds, names)
         goes_on = torch.tensor([int(number < _FEWEST or not is_over)], device=device)
         dist.broadcast(goes_on, src=0)
         if not int(goes_on):
@@ -159,6 +162,15 @@ def _is_known(seconds: dict[str, list[float]], names: list[str]) -> bool:
         return False
     gains = [difference(seconds[names[0]], seconds[name]) for name in names[1:]]
     return all(one.high - one.low <= 2 * _WELL_ENOUGH * abs(one.seconds) for one in gains)
+
+
+def _are_decided(seconds: dict[str, list[float]], names: list[str]) -> bool:
+    """Whether each change is known to give something, or gives next to nothing."""
+    as_written = seconds[names[0]]
+    if len(as_written) < _FEWEST:
+        return True
+    gains = [difference(as_written, seconds[name]) for name in names[1:]]
+    return all(one.low > 0 or one.seconds < _WORTHWHILE * sum(as_written) / len(as_written) for one in gains)
 
 
 def _late() -> float:
