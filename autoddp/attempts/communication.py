@@ -30,6 +30,7 @@ _IN_MOST_LOOKS = 20  # looks in which calls were made; there are two in a second
 _WATCHED_AFTER = 3  # such looks, after which processes look where results are first used; a script may end soon
 _TRIED_AFTER = 4  # such looks, after which it is known whether the ranks have more threads than there are cores
 _STILL = 20.0  # seconds in which no rank calls anything, though steps were made: then the ranks hang
+_STEPS_STILL = 3  # times a step, as well
 _BEHIND_A_TRIAL = 3.0  # seconds of the script as written again, behind a trial of fewer threads
 _MODULE = "autoddp.worker.bench.replay"
 _ROUNDS = 8.0  # seconds for all rounds of a replay, at most
@@ -50,8 +51,8 @@ class Enough:
     _made: tuple[int, ...] = field(default=(), init=False)
     _changed: float = field(default=0.0, init=False)
     """When calls were made the last time, by `clock`."""
-    _has_steps: bool | None = field(default=None, init=False)
-    """Whether steps were made by then; None where that was not looked at since."""
+    _step: float | None = field(default=None, init=False)
+    """Seconds of the steps that were made by then, 0 where there were none; None where that was not looked at since."""
     _began: float | None = field(default=None, init=False)
     _active: int = field(default=0, init=False)
     _seconds: float = field(default=0.0, init=False)
@@ -64,7 +65,7 @@ class Enough:
         if made != self._made:
             self._active += 1
             self._began = self.clock() if self._began is None else self._began
-            self._made, self._changed, self._has_steps = made, self.clock(), None
+            self._made, self._changed, self._step = made, self.clock(), None
             with contextlib.suppress(OSError):  # as on a full disk: what is recorded is an answer without them
                 if self._active == _WATCHED_AFTER:
                     (self.folder / WATCH).touch(mode=0o600)
@@ -90,18 +91,25 @@ class Enough:
         return f"recording what the script communicates, {duration(now - self._began)} so far{still}"
 
     @property
-    def has_begun(self) -> bool:
-        """Whether anything is recorded."""
-        return self._began is not None
+    def has_steps(self) -> bool:
+        """Whether steps are recorded: a script that will build a DDP model may have called something before, too."""
+        return self._began is not None and self._seconds_of_a_step() > 0
 
     def _hangs(self) -> bool:
-        """Before the first step a script may well be busy for minutes with its data."""
-        if self.clock() - self._changed < _STILL:
-            return False
-        if self._has_steps is None:
+        """Before the first step a script may well be busy for minutes with its data; and a step may take long."""
+        still = self.clock() - self._changed
+        return still >= _STILL and 0 < self._seconds_of_a_step() <= still / _STEPS_STILL
+
+    def _seconds_of_a_step(self) -> float:
+        """Seconds of a step; 0 where none is known. Calls that repeat for a moment may send weights at the start."""
+        if self._step is None:
             recording = recorded(self.folder)
-            self._has_steps = recording.is_there and steps_of(recording).unit != "second"
-        return self._has_steps
+            self._step = 0.0
+            if recording.is_there:
+                steps = steps_of(recording)
+                is_known = steps.unit != "second" and (not steps.period or self._active >= _IN_MOST_LOOKS // 2)
+                self._step = max(1e-9, steps.seconds) if is_known else 0.0
+        return self._step
 
     def _needed(self) -> float:
         """Seconds of recording that this script needs, by what was recorded so far."""
@@ -129,11 +137,13 @@ def diagnosed(
     budget: float,
     say: Callable[[str], None],
     rates: Mapping[str, float],
+    until: float = 0.0,
 ) -> CommunicationDiagnosis | None:
     """What the processes of an attempt have recorded in `folder`, and why it takes so long; None if they have nothing.
 
     The attempt has ended. `place`: a folder for the files of the replay, which is made. `budget`: seconds that the
-    rounds of the replay may take. `rates`: interface → Gbit/s to the next host.
+    rounds of the replay may take. `rates`: interface → Gbit/s to the next host. `until`: when the script was ended or
+    has failed, by `time.perf_counter()`; 0 where it has come to its end by itself, so that none of its ranks hang.
     """
     recording = recorded(folder)
     if not recording.is_there:
@@ -147,8 +157,8 @@ def diagnosed(
             return "not all ranks were recorded on this host"
         return replayed(Replay(programs, ranks, threads, backend, min(budget, _ROUNDS)), place, environment)
 
-    last = max((call.began for one in recording.processes for call in one.calls), default=time.perf_counter())
-    return examined(recording, usable_cpus(), replay, say, rates, still=time.perf_counter() - last)
+    last = max((call.began for one in recording.processes for call in one.calls), default=until)
+    return examined(recording, usable_cpus(), replay, say, rates, still=until - last)
 
 
 def replayed(plan: Replay, place: Path, environment: Mapping[str, str]) -> Replayed | str:

@@ -232,6 +232,7 @@ class Tuning:
         self.own_collectives: Sequence[Row] = ()
         """What a script with DDP calls beside DDP, in the blocks of a diagnosis as written; the ranks of this host."""
         self._place = self._folder.path  # of the last attempt
+        self._ended = 0.0  # when that was ended or has failed; 0 where the script has ended by itself
 
     def run(self) -> Tuned:
         """Run the study on the live script.
@@ -279,7 +280,8 @@ class Tuning:
         environment = {**os.environ, **self._own_network}
         replay, budget = self._folder.path / "replay", self.options.diagnose_budget or _DIAGNOSING
         try:
-            found = diagnosed(self._place / CALLS, replay, environment, budget, self.reporter.say, self.rates)
+            say, until = self.reporter.say, self._ended
+            found = diagnosed(self._place / CALLS, replay, environment, budget, say, self.rates, until)
         except BaseException as error:  # such as a signal: the others would wait for a minute and a half
             self._leave(error)
             raise
@@ -475,6 +477,7 @@ class Tuning:
         )
         with LogKeeper(place), awaiting(limits.in_words):
             failure = self._keeper.run(attempt, lambda end: job.rank_ended(end.pid, end.how), limits.exceeded)
+        self._ended = limits.exceeded_at or (time.perf_counter() if failure else 0.0)
         if failure and limits.is_enough_elsewhere:
             job.give_up(NO_DDP)
         return failure
@@ -584,6 +587,8 @@ class _Limits:
     """Shows the user a line."""
     enough: Enough | None = None
     """Whether enough is recorded of a script without DDP; None where nothing is recorded."""
+    exceeded_at: float = 0.0
+    """When the attempt was stopped, by `time.perf_counter()`; 0 if it was not."""
 
     def in_words(self) -> str:
         """What is being waited for, and for how long at most."""
@@ -600,6 +605,11 @@ class _Limits:
 
     def exceeded(self) -> bool:
         """Asked every half second."""
+        must = self._must_stop()
+        self.exceeded_at = self.exceeded_at or (time.perf_counter() if must else 0.0)
+        return must
+
+    def _must_stop(self) -> bool:
         if self.job.machine.attempt_must_end:
             return True
         if self.hosts.why_over:
@@ -627,7 +637,7 @@ class _Limits:
         if self.enough is None or self.job.machine.built_ddp:
             return False
         left = self.job.machine.at_most
-        is_late = left is not None and left < _LAST_SECONDS and self.enough.has_begun
+        is_late = left is not None and left < _LAST_SECONDS and self.enough.has_steps
         if self.enough() or is_late:
             self.hosts.count_me(self._enough)  # before the ranks end here: those of other hosts fail for want of them
             return True

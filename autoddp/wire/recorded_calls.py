@@ -227,6 +227,8 @@ class UsedNamed(Named, frozen=True):
     """Which call from the place since an optimizer's step, from 0 to `LAST`, this is true of; -1: of all of them."""
     scaled: int = 0
     """The line before it that multiplies the result by a number, in place; 0 for none."""
+    scaled_in: str = ""
+    """The file of that line, which may be another one: a helper makes the mean, and the script's loop uses it."""
 
 
 class BuildsNamed(Named, frozen=True):

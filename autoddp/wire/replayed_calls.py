@@ -49,7 +49,7 @@ class Act(Struct, frozen=True, forbid_unknown_fields=True):
     root: int = -1
     """The rank in the group that sends to the others, or collects; -1 where all do the same."""
     dtype: str = ""
-    """That of the tensor, such as "int64"; "" where it is not known. Backends cut data between two elements."""
+    """The type of the tensor, such as "int64"; "" where it is not known. Backends cut data between two elements."""
 
 
 class Program(Struct, frozen=True, forbid_unknown_fields=True):

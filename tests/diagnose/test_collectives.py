@@ -25,6 +25,7 @@ from autoddp.diagnose.collectives.recording import (
     _without_start,
     _without_trial,
 )
+from autoddp.diagnose.collectives.standing import where_ranks_stand
 from autoddp.diagnose.collectives.steps import period_of, steps_of
 from autoddp.diagnose.collectives.table import beside_ddp, calls_of, different_calls, table
 from autoddp.report import communication_text
@@ -1019,6 +1020,10 @@ def test_where_ranks_stand_that_hang() -> None:
     where = "rank 0 stands in barrier (train.py:50), rank 1 came back from all_reduce (train.py:12)"
     assert said.verdict[0] == f"In the last 26 s no rank called anything: {where}"
     assert not any("Work.wait()" in line for line in said.not_measured)
+    only_starts = [replace(one, is_blocking=False) for one in ranks[0].calls]
+    started = call(place(12), 181, last.began, 1.0, blocking=False)
+    ranks[0] = process(0, [*only_starts[:-1], replace(started, wait_ended=0.0)])
+    assert where_ranks_stand(Recording(tuple(ranks))).startswith("rank 0 has started all_reduce (train.py:12), rank 1")
     assert len(examined(recording, 2, lambda programs: "not tried", lambda line: None).verdict) == len(said.verdict) - 1
 
 

@@ -27,9 +27,17 @@ def test_a_trial_of_fewer_threads_comes_to_its_end(tmp_path: Path, monkeypatch: 
     assert 24.5 <= now <= 30.0
 
 
-@pytest.mark.parametrize(("unit", "ends"), [("step", True), ("second", False)])
+@pytest.mark.parametrize(
+    ("steps", "ends"),
+    [
+        (Steps("step", "", 0.01), 22.0),
+        (Steps("step", "", 25.0), 77.0),  # the next one may well take as long
+        (Steps("call", "", 0.01, 1), 300.0),  # weights that are sent at the start, by one line
+        (Steps("second", "", 1.0), 300.0),
+    ],
+)
 def test_ranks_that_hang_behind_some_steps_are_not_recorded_for_minutes(
-    unit: str, ends: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    steps: Steps, ends: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before the first step a rank may be busy with its data for as long, while the others stand at a barrier."""
     now = 0.0
@@ -39,11 +47,11 @@ def test_ranks_that_hang_behind_some_steps_are_not_recorded_for_minutes(
     monkeypatch.setattr(communication, "calls_made", lambda _folder: (int(100 * min(now, 2.0)),))
     monkeypatch.setattr(communication, "recorded", lambda _folder: Recording((process,)))
     monkeypatch.setattr(communication, "planned", lambda *_: None)
-    monkeypatch.setattr(communication, "steps_of", lambda _recording: Steps(unit, "", 0.01))
+    monkeypatch.setattr(communication, "steps_of", lambda _recording: steps)
     enough = communication.Enough(tmp_path, clock=lambda: now)
     while not enough() and now < 300.0:
         now += 0.5
-    assert (now < 25.0) is ends
+    assert now == pytest.approx(ends, abs=1.5)
     assert "no rank has called anything for" in enough.in_words
 
 

@@ -203,6 +203,7 @@ def test_each_call_of_a_line_in_a_loop_has_a_first_use_of_its_own() -> None:
         1: (1, 12),
         2: (0, 12),
     }
+    assert {(one.file, one.scaled_in) for one in found.values()} == {("train.py", "train.py")}
     other = torch.ones(4)
     assert {one.calls for one in _uses_in_a_loop(lambda result: result.mul_(other)).values()} == {0}
     assert {one.scaled for one in _uses_in_a_loop(lambda result: result.add_(2)).values()} == {0}

@@ -417,7 +417,7 @@ def _process(path: Path) -> Process | None:
                 builds.add(places[one.place].of_any_group)
             case UsedNamed() if one.place in places:
                 file = os.path.basename(one.file)
-                scaled = f"{file}:{one.scaled}" if one.scaled else ""
+                scaled = f"{os.path.basename(one.scaled_in)}:{one.scaled}" if one.scaled else ""
                 uses[places[one.place], one.nth] = Use(one.calls, one.share, f"{file}:{one.line}", scaled)
             case PlaceNamed():
                 places[one.place] = Place(

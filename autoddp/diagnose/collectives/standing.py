@@ -17,8 +17,11 @@ def where_ranks_stand(recording: Recording) -> str:
     for rank, process in sorted(recording.of_rank.items()):
         last = max((call for call in process.calls if call.place.group is not None), key=_began, default=None)
         if last is not None:
-            stands, call = not last.wait_ended, f"{last.place.collective} ({last.place.where})"
-            ranks.setdefault(f"stands in {call}" if stands else f"came back from {call}", []).append(rank)
+            call = f"{last.place.collective} ({last.place.where})"
+            # Of a line that only starts its calls a rank comes back at once: it may stand anywhere behind it.
+            starts = any(one.place == last.place and not one.is_blocking for one in process.calls if one is not last)
+            does = "came back from" if last.wait_ended else "has started" if starts else "stands in"
+            ranks.setdefault(f"{does} {call}", []).append(rank)
     return ", ".join(f"{ranks_text(of_it)} {does}" for does, of_it in ranks.items())
 
 

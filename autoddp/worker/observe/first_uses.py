@@ -54,8 +54,8 @@ class _Open:
     """See `UsedNamed`."""
     calls: int = 0
     """Calls and waits of the script since."""
-    scaled: int = 0
-    """The line of the script that has multiplied the result by a number since; 0 for none."""
+    scaled: tuple[str, int] = ("", 0)
+    """File and line of the script that has multiplied the result by a number since; 0 for none."""
 
 
 @dataclass
@@ -68,7 +68,7 @@ class _Use:
     at: float
     file: str
     line: int
-    scaled: int
+    scaled: tuple[str, int]
 
 
 class FirstUses:
@@ -197,7 +197,8 @@ class FirstUses:
         for use in self._in_gap:
             share = min(1.0, max(0.0, (use.at - self._gap_began) / length))
             for nth in {use.nth, -1}:
-                named = UsedNamed(use.place, use.calls, share, use.file, use.line, nth, use.scaled)
+                at_line = (use.file, use.line, nth, use.scaled[1], use.scaled[0])
+                named = UsedNamed(use.place, use.calls, share, *at_line)
                 before = self._found.get((use.place, nth))
                 if before is None or (named.calls, named.share) < (before.calls, before.share):
                     self._found[use.place, nth] = named
@@ -232,7 +233,7 @@ class FirstUses:
             frame = self._script_frame()
             file, line = (frame.f_code.co_filename, frame.f_lineno or 0) if frame is not None else ("", 0)
             if scales and line:
-                call.scaled = line
+                call.scaled = file, line
                 continue
             self._in_gap.append(_Use(call.place, call.nth, call.calls, self._clock(), file, line, call.scaled))
             self._open = {other: one for other, one in self._open.items() if one is not call}
