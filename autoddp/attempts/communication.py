@@ -30,6 +30,7 @@ _IN_MOST_LOOKS = 20  # looks in which calls were made; there are two in a second
 _WATCHED_AFTER = 3  # such looks, after which processes look where results are first used; a script may end soon
 _TRIED_AFTER = 4  # such looks, after which it is known whether the ranks have more threads than there are cores
 _STILL = 20.0  # seconds in which no rank calls anything, though steps were made: then the ranks hang
+_QUIET = 5.0  # seconds without a call, from which a line tells of it
 _STEPS_STILL = 3  # times a step, as well
 _BEHIND_A_TRIAL = 3.0  # seconds of the script as written again, behind a trial of fewer threads
 _MODULE = "autoddp.worker.bench.replay"
@@ -87,7 +88,9 @@ class Enough:
         if self._began is None:
             return ""
         now = self.clock()
-        still = f"; no rank has called anything for {duration(now - self._changed)}" if now - self._changed > 5 else ""
+        still = (
+            f"; no rank has called anything for {duration(now - self._changed)}" if now - self._changed > _QUIET else ""
+        )
         return f"recording what the script communicates, {duration(now - self._began)} so far{still}"
 
     @property

@@ -287,7 +287,7 @@ class Tuning:
             raise
         if found is None or not failure:
             return found
-        return replace(found, not_measured=[*found.not_measured, f"what came after that: {failure}"])
+        return replace(found, not_measured=[*found.not_measured, f"what would have come later: {failure}"])
 
     @property
     def _deadline(self) -> Deadline:

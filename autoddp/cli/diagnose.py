@@ -91,8 +91,7 @@ def examine(options: Options, as_json: bool, began: float | None = None) -> None
         else:
             show(text_of(communication_text.for_stdout(communication), _columns()))
         if tuned.why not in (NO_DDP, TOO_SHORT):
-            what = "the script has failed" if tuned.why.startswith("rank ") else "the diagnosis ended early"
-            raise NotTuned(f"{what}: {tuned.why}; see {folder}")
+            raise NotTuned(f"the diagnosis ended early: {tuned.why}; see {folder}")
     elif tuned.diagnosis is None:
         why = tuned.why or "the leading node gave up"
         if as_json:  # a program that reads the answer finds the reason in it

@@ -188,7 +188,7 @@ class Options:
     """Compiling may take minutes, so it has to be asked for."""
     local_buffers: bool = _switch("try that each rank keeps its own BatchNorm statistics; rank 0's stay as they were")
     """What ranks other than rank 0 evaluate or save then differs, so it has to be asked for."""
-    static_graph: bool = _switch("try static_graph=True also where DDP is to look for unused parameters")
+    static_graph: bool = _switch("try static_graph=True also if the script sets find_unused_parameters")
     """The job then stops where a parameter is unused, so it has to be asked for."""
     job_steps: int | None = _option(
         "steps of the whole job: PowerSGD begins after a tenth of them (else after 1000)", "N", _whole(1), "90000"

@@ -81,7 +81,7 @@ def _why_not_static(look: FirstLook) -> str:
     if not all(one.is_static for one in look.steps):
         return "gradients did not become ready once per step in one order, from the model's output on"
     if look.passes(FIND_UNUSED) and ALSO_STATIC not in look.options:
-        return f"DDP is to look for unused parameters, and the job would stop at the first one: {ALSO_STATIC} tries it"
+        return f"the script sets {FIND_UNUSED}, and the job would stop at the first unused one: {ALSO_STATIC} tries it"
     return ""
 
 

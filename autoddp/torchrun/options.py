@@ -86,7 +86,7 @@ def node_range(torchrun: argparse.Namespace) -> tuple[int, int]:
     return int(most if waits_for_all else fewest), int(most)
 
 
-FORKED = "under --start-method fork a rank is a copy of its launcher, and no Python begins in it"
+FORKED = "--start-method fork copies the launcher for each rank, and autoddp gets into no copy"
 """Why nothing of autoddp gets into such a rank; see `forks_ranks`."""
 
 

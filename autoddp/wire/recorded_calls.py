@@ -208,7 +208,7 @@ class WaitsNamed(Named, frozen=True):
     computes: float
 
 
-LAST = 63
+LAST_NTH = 63
 """The last call from a place in a step that is told apart; those after it count as one with it."""
 
 
@@ -224,7 +224,7 @@ class UsedNamed(Named, frozen=True):
     line: int
     """The line of the script that uses it."""
     nth: int = -1
-    """Which call from the place since an optimizer's step, from 0 to `LAST`, this is true of; -1: of all of them."""
+    """Which call from the place since an optimizer's step, from 0 to `LAST_NTH`, this holds for; -1: of all of them."""
     scaled: int = 0
     """The line before it that multiplies the result by a number, in place; 0 for none."""
     scaled_in: str = ""

@@ -129,7 +129,7 @@ def test_a_script_that_fails_has_an_answer_for_what_it_has_done(tmp_path: Path) 
     (tmp_path / "fails.py").write_text(FAILS_LATER)
     done = diagnose(tmp_path, "--json", "--diagnose-budget", "1s", "--nproc-per-node", "2", "fails.py")
     assert done.returncode == 1
-    assert "the script has failed: rank " in done.stderr.strip().splitlines()[-1]
+    assert "the diagnosis ended early: rank " in done.stderr.strip().splitlines()[-1]
     found = json.loads(done.stdout)
     assert "ValueError: planted" in found["not_measured"][-1]
     assert max(row["calls"] for row in found["communication"]["rows"]) > 500

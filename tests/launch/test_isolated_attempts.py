@@ -233,7 +233,11 @@ def test_a_disk_without_locks_is_named_before_the_script_is_started_under_guard(
 
 RUNS = {
     # torchrun's words, the program in PYTHON_EXEC, why the script is not started to be tuned
-    "forked": ("--run-path --start-method fork", "", "no Python begins in it, so nothing there keeps what it writes"),
+    "forked": (
+        "--run-path --start-method fork",
+        "",
+        "autoddp gets into no copy, so nothing there keeps what it writes",
+    ),
     "spawned": ("--run-path", "", ""),
     "forked, without --run-path": ("--start-method fork", "", ""),  # torch starts a program then, whatever is said
     "this Python": ("", sys.executable, ""),

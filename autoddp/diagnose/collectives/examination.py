@@ -17,7 +17,7 @@ from autoddp.diagnose.collectives.causes import suspicions
 from autoddp.diagnose.collectives.findings import CommunicationDiagnosis
 from autoddp.diagnose.collectives.program import Script
 from autoddp.diagnose.collectives.recording import Recording
-from autoddp.diagnose.collectives.standing import LONG, where_ranks_stand
+from autoddp.diagnose.collectives.standing import SILENCE, where_ranks_stand
 from autoddp.diagnose.collectives.steps import steps_of
 from autoddp.diagnose.collectives.stretches import joined
 from autoddp.diagnose.collectives.table import different_calls, table
@@ -71,7 +71,7 @@ def examined(
     undecided = [one for one in judged if one not in findings]
     tried = {*again.seconds, *(one.cause for one in suspected if one.measured is not None)}
     stand = []
-    if still >= LONG and (where := where_ranks_stand(recording)):
+    if still >= SILENCE and (where := where_ranks_stand(recording)):
         stand = [f"In the last {duration(still)} no rank called anything: {where}"]
     findings.sort(key=lambda one: (one.status != "proved", one.cause not in tried, -one.seconds))
     return CommunicationDiagnosis(

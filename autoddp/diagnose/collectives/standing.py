@@ -5,17 +5,17 @@ where_ranks_stand(recording)    # "rank 0 stands in barrier (train.py:9), rank 1
 
 from __future__ import annotations
 
-from autoddp.diagnose.collectives.recording import Call, Recording
+from autoddp.diagnose.collectives.recording import Recording
 from autoddp.units import ranks_text
 
-LONG = 10.0  # seconds without a call, from which it is told where the ranks stand
+SILENCE = 10.0  # seconds without a call, from which it is told where the ranks stand
 
 
 def where_ranks_stand(recording: Recording) -> str:
     """Each rank's last call, and whether it has come back from it."""
     ranks: dict[str, list[int]] = {}
     for rank, process in sorted(recording.of_rank.items()):
-        last = max((call for call in process.calls if call.place.group is not None), key=_began, default=None)
+        last = next((call for call in reversed(process.calls) if call.place.group is not None), None)
         if last is not None:
             call = f"{last.place.collective} ({last.place.where})"
             # Of a line that only starts its calls a rank comes back at once: it may stand anywhere behind it.
@@ -23,7 +23,3 @@ def where_ranks_stand(recording: Recording) -> str:
             does = "came back from" if last.wait_ended else "has started" if starts else "stands in"
             ranks.setdefault(f"{does} {call}", []).append(rank)
     return ", ".join(f"{ranks_text(of_it)} {does}" for does, of_it in ranks.items())
-
-
-def _began(call: Call) -> float:
-    return call.began

@@ -7,12 +7,14 @@ the script's place changes what it trains on.
 from __future__ import annotations
 
 import dataclasses
+from collections import UserDict
+from collections.abc import ItemsView, Iterable
 from types import MemberDescriptorType
 from typing import Any
 
 
 def field_of(value: object, name: str) -> Any:
-    """The field of a dataclass's object, as it is stored there; None where it is not, or not yet."""
+    """The attribute of this name, as it is stored; None where it is not, or not yet."""
     try:
         inside = object.__getattribute__(value, "__dict__")
     except AttributeError:  # it has slots
@@ -28,14 +30,20 @@ def field_of(value: object, name: str) -> Any:
     return None if hasattr(type(of_class), "__get__") else of_class  # a property is the script's code
 
 
-def parts_of(value: object) -> list[Any]:
+def entries_of(value: object) -> ItemsView[Any, Any] | None:
+    """Keys and values of a dict, or of a UserDict; None for anything else."""
+    held = field_of(value, "data") if isinstance(value, UserDict) else value
+    return dict.items(held) if isinstance(held, dict) else None
+
+
+def parts_of(value: object) -> Iterable[Any]:
     """What lies in a list, a tuple, a dict, or an object of a dataclass; of anything else nothing."""
     if isinstance(value, list):
-        return list(list.__iter__(value))
+        return list.__iter__(value)
     if isinstance(value, tuple):
-        return list(tuple.__iter__(value))
+        return tuple.__iter__(value)
     if isinstance(value, dict):
-        return list(dict.values(value))
+        return dict.values(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [field_of(value, field.name) for field in dataclasses.fields(value)]
-    return []
+        return (field_of(value, field.name) for field in dataclasses.fields(value))
+    return ()

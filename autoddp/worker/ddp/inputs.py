@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import itertools
-import types
-from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -16,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from autoddp.recipe import merged, with_model
 from autoddp.worker.ddp import private
 from autoddp.worker.ddp.handlers import DdpEvents
+from autoddp.worker.ddp.held import entries_of, field_of, parts_of
 from autoddp.worker.ddp.private import is_joining
 from autoddp.worker.ddp.wrapped import Wrapped
 
@@ -57,10 +55,10 @@ def _leaves(named: Mapping[str, Any], prefix: str = "", depth: int = 0) -> Itera
 def _named_parts(value: Any) -> dict[str, Any] | None:
     """Parts that are told apart by name: of a tuple, a dataclass, a mapping with a few keys that are texts."""
     if isinstance(value, tuple):
-        return {str(place): part for place, part in enumerate(tuple.__iter__(value))}
+        return {str(place): part for place, part in enumerate(parts_of(value))}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _field_of(value, field.name) for field in dataclasses.fields(value)}
-    inside = _held_by(value)
+        return {field.name: field_of(value, field.name) for field in dataclasses.fields(value)}
+    inside = _first_entries(value)
     if inside is not None and len(inside) <= _NAMED and all(isinstance(key, str) for key in inside):
         return {_plain(key): part for key, part in inside.items()}
     return None
@@ -69,27 +67,15 @@ def _named_parts(value: Any) -> dict[str, Any] | None:
 def _alike_parts(value: Any) -> list[Any] | None:
     """Parts whose number says nothing of the job: of a list, or of a mapping with other or many keys."""
     if isinstance(value, list):
-        return list.__getitem__(value, slice(_MOST))
-    inside = _held_by(value)
-    return None if inside is None else list(itertools.islice(inside.values(), _MOST))
+        return list(itertools.islice(parts_of(value), _MOST))
+    inside = _first_entries(value)
+    return None if inside is None else list(inside.values())
 
 
-def _field_of(value: Any, name: str) -> Any:
-    """What a dataclass holds in a field, without calling the script: a property stays one."""
-    held = inspect.getattr_static(value, name, None)
-    if not isinstance(held, types.MemberDescriptorType):
-        return held
-    try:
-        return held.__get__(value)  # of __slots__
-    except AttributeError:  # not set yet
-        return None
-
-
-def _held_by(value: Any) -> dict[Any, Any] | None:
-    """The first entries that a mapping holds already, without calling the script; None if unknown."""
-    if isinstance(value, UserDict):
-        value = vars(value).get("data")
-    return dict(itertools.islice(dict.items(value), _MOST)) if isinstance(value, dict) else None
+def _first_entries(value: Any) -> dict[Any, Any] | None:
+    """The first entries of a mapping, more than are told apart by name; None for anything else."""
+    entries = entries_of(value)
+    return None if entries is None else dict(itertools.islice(entries, _MOST))
 
 
 def _together(parts: list[Any], path: str, depth: int) -> Iterator[tuple[str, str]]:

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
-from autoddp.wire.recorded_calls import LAST, BuildsNamed, UsedNamed, WaitsNamed
+from autoddp.wire.recorded_calls import LAST_NTH, BuildsNamed, UsedNamed, WaitsNamed
 
 _SHORTEST, _LONGEST = 0.3, 3.0  # seconds of a watch
 _OFTEN = 3  # times that each place is seen, from which the shortest watch is long enough
@@ -158,7 +158,7 @@ class FirstUses:
         addresses = tuple(_addresses(given))
         # A line in a loop: what uses the last result of a step at once says nothing of those before it.
         nth = self._nth.get(place, 0) if self._steps else -1
-        self._nth[place] = min(nth + 1, LAST)
+        self._nth[place] = min(nth + 1, LAST_NTH)
         self._started[work] = (place, nth, addresses, time.thread_time())
         self._seen[place] = self._seen.get(place, 0) + 1
         builds = any(self._newest.get(one) == self._calls for one in addresses if one) and self._calls > 0

@@ -26,6 +26,7 @@ from autoddp.topology import free_memory, own_memory
 from autoddp.units import MIB
 from autoddp.wire.experiment import ON_DEVICE, PINNED, PREFETCHED
 from autoddp.wire.started_with import started_with
+from autoddp.worker.ddp.held import field_of, parts_of
 from autoddp.worker.observe.training_thread import TrainingThread
 from autoddp.worker.process.device import has_room, keep_for_current_stream, ready_at_once
 
@@ -560,14 +561,9 @@ _PLAIN = (str, bytes, int, float, complex, type(None), type)
 
 
 def _parts_of(one: Any) -> Iterable[Any]:
-    # What lies there already: a class of the script's may read or augment a field when it is asked for it.
-    if isinstance(one, dict):
-        return dict.values(one)
-    if isinstance(one, list):
-        return list.__iter__(one)
-    if isinstance(one, tuple):
-        return tuple.__iter__(one)
+    if isinstance(one, dict | list | tuple):
+        return parts_of(one)
     named = getattr(one, "__dict__", {})
     if named:
         return named.values()
-    return (getattr(one, name, None) for kind in type(one).__mro__ for name in vars(kind).get("__slots__", ()))
+    return (field_of(one, name) for kind in type(one).__mro__ for name in vars(kind).get("__slots__", ()))

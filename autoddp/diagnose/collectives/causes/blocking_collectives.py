@@ -13,7 +13,7 @@ from autoddp.diagnose.collectives.merging import places_of, seconds_in
 from autoddp.diagnose.collectives.program import NO_CALL, Played, Script, rest, with_
 from autoddp.diagnose.collectives.recording import Call, Place, Process, Use
 from autoddp.units import milliseconds
-from autoddp.wire.recorded_calls import LAST
+from autoddp.wire.recorded_calls import LAST_NTH
 from autoddp.wire.replayed_calls import REST, WAIT, Act
 
 _LONG = 0.2  # of a call, from which what comes after it could hide a part of it
@@ -46,7 +46,7 @@ class BlockingCollectives(Cause):
             "that reads the result in some steps only, in another thread, or past torch (numpy, C++)"
         )
         if use.scaled:
-            later += f"; what {use.scaled} does to it comes behind work.wait()"
+            later += f"; move what {use.scaled} does to the result behind work.wait(), too"
         yield Suspicion(
             self.name,
             seen,
@@ -79,7 +79,7 @@ def _nth_of(process: Process) -> dict[tuple[Place, float], int]:
         if call.place.is_step:
             counts = Counter()
         elif counts is not None and call.place.group is not None:
-            found[call.place, call.began] = min(counts[call.place], LAST)
+            found[call.place, call.began] = min(counts[call.place], LAST_NTH)
             counts[call.place] += 1
     return found
 
