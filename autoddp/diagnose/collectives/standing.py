@@ -1,6 +1,8 @@
 """Says where each rank stands when none of them has called anything for a while: mostly they wait for each other.
 
-where_ranks_stand(recording)    # "rank 0 stands in barrier (train.py:9), rank 1 came back from all_reduce (…)"
+    where_ranks_stand(recording)    # "rank 0 stands in barrier (train.py:9), rank 1 came back from all_reduce (…)"
+
+A rank stands in its last call if that has no end. Of a call that it only started nobody knows.
 """
 
 from __future__ import annotations
