@@ -65,6 +65,7 @@ def test_a_loader_that_is_slow_on_one_rank(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir() if path.suffix == ".toml"] == [], "a recipe was written"
 
 
+@pytest.mark.whole
 def test_a_loader_of_a_script_without_optimizer(tmp_path: Path) -> None:
     """Kept batches go on as long as steps do: epochs must not come to an end meanwhile, and the script with them."""
     script = str(SCRIPTS / "slow_loader.py")

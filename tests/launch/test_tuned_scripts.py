@@ -84,6 +84,7 @@ def test_the_plainest_script_is_tuned_and_launched(by_torchrun, tuned_plain):
     check_tuned_and_launched("plain.py", tuned_plain, by_torchrun)
 
 
+@pytest.mark.whole
 @pytest.mark.skipif(not hasattr(LaunchConfig, "virtual_local_rank"), reason="this torchrun has no such option")
 def test_ranks_are_tuned_that_torchrun_itself_has_told_that_each_is_local_rank_0(tmp_path):
     words = ["--virtual-local-rank", "--trials", "1", "--allow", "exact", "--tune-only", *UNDIAGNOSED]

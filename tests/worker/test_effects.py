@@ -105,48 +105,8 @@ def test_no_more_threads_are_tried_than_a_start_can_give() -> None:
         assert given == min(asked, most) or (given > most and not torch.backends.mkl.is_available())
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "says"),
-    [
-        ("", "", ""),
-        ("os.environ.setdefault('OMP_NUM_THREADS', '1')", "", ""),  # the launched job's value stays there
-        ("os.environ['OMP_NUM_THREADS'] = '1'", "", "the script sets OMP_NUM_THREADS"),
-        (
-            "os.environ['OMP_NUM_THREADS'] = '1'; del os.environ['OMP_NUM_THREADS']",  # as around an import of numpy
-            "",
-            "the script sets OMP_NUM_THREADS",
-        ),
-        ("", "torch.set_num_threads(1)", "the script sets the number of threads"),
-        ("", "torch.set_num_threads(2)", "the script sets the number of threads"),
-        ("", "import threading as t; x = t.Thread(target=torch.set_num_threads, args=(1,)); x.start(); x.join()", ""),
-    ],
-)
-def test_a_number_of_threads_that_the_script_sets_is_not_tuned(before: str, after: str, says: str) -> None:
-    """Also where it is the one that torchrun gives: the script would set it again in the launched job."""
-    asked = f"""
-import os
-from autoddp.worker.process.bootstrap import notice_writes
-given, is_written = os.environ.get("OMP_NUM_THREADS"), notice_writes("OMP_NUM_THREADS")
-{before}
-import torch
-from autoddp.worker.effects.threads import Threads
-threads = Threads("" if is_written() else given, "")
-threads.watch()
-{after}
-print(threads.pinned())
-"""
-    variables = {**environment(), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", asked], env=variables, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == says
-
-
-def test_a_number_counts_in_the_thread_that_trains() -> None:
-    """Some scripts train in another thread than the main one, as under Ray. Others set a number of their own."""
-    asked = """
-import threading, torch
-from autoddp.worker.effects.threads import Threads
-threads, is_over = Threads("1", ""), threading.Event()
-threads.watch()
+TRAINS_IN_A_THREAD = """
+is_over = threading.Event()
 def pins():
     torch.set_num_threads(1)
     is_over.wait()
@@ -159,11 +119,55 @@ for one in of_both:
     one.start()
 of_both[1].join()
 is_over.set()
-print(repr(threads.pinned()))
 """
+WRITES, SETS = "'the script sets OMP_NUM_THREADS'", "'the script sets the number of threads'"
+# What the script does before it imports torch, and after it; why the number must stay then.
+SCRIPTS_THREADS = {
+    "nothing": ("", "", "''"),
+    "a default": ("os.environ.setdefault('OMP_NUM_THREADS', '1')", "", "''"),  # the launched job's value stays there
+    "the variable": ("os.environ['OMP_NUM_THREADS'] = '1'", "", WRITES),
+    "around an import": ("os.environ['OMP_NUM_THREADS'] = '1'; del os.environ['OMP_NUM_THREADS']", "", WRITES),
+    "the same number": ("", "torch.set_num_threads(1)", SETS),
+    "another number": ("", "torch.set_num_threads(2)", SETS),
+    "in another thread": (
+        "",
+        "x = threading.Thread(target=torch.set_num_threads, args=(1,)); x.start(); x.join()",
+        "''",
+    ),
+    "in the thread that trains, as under Ray": ("", TRAINS_IN_A_THREAD, f"''\n{SETS}\n''"),
+}
+IN_FORKS = """
+import json, os, sys, threading
+import torch
+from autoddp.worker.effects.threads import Threads
+from autoddp.worker.process.bootstrap import notice_writes
+for before, after, _ in json.loads(sys.argv[1]).values():
+    if os.fork() == 0:
+        given, is_written = os.environ.get("OMP_NUM_THREADS"), notice_writes("OMP_NUM_THREADS")
+        exec(before)
+        threads = Threads("" if is_written() else given, "")
+        threads.watch()
+        exec(after)
+        print(repr(threads.pinned()), flush=True)
+        os._exit(0)
+    assert os.wait()[1] == 0
+    print("--", flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def pinned() -> dict[str, str]:
+    """What is said of each script, in one process that imports torch for all of them."""
     variables = {**environment(), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", asked], env=variables, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["''", "'the script sets the number of threads'", "''"]
+    words = [sys.executable, "-c", IN_FORKS, json.dumps(SCRIPTS_THREADS)]
+    done = subprocess.run(words, env=variables, capture_output=True, text=True, check=True)
+    return dict(zip(SCRIPTS_THREADS, done.stdout.split("\n--\n"), strict=False))
+
+
+@pytest.mark.parametrize("script", SCRIPTS_THREADS)
+def test_a_number_of_threads_that_the_script_sets_is_not_tuned(script: str, pinned: dict[str, str]) -> None:
+    """Also where it is the one that torchrun gives: the script would set it again in the launched job."""
+    assert pinned[script] == SCRIPTS_THREADS[script][2]
 
 
 def test_every_knob_is_driven() -> None:
