@@ -91,7 +91,6 @@ SAMPLE = (
     ("returns loss", "steps 2"),
     ("own hook", "defer 2"),
     ("own hook", "steps 2"),
-    ("clip at usual norm", "defer 4"),
     ("rate by norms", "defer 4"),
 )
 

@@ -24,6 +24,8 @@ WORLD = 3
 SHAPES = [(64, 48), (33,), (64, 48), (48, 64), (16, 4, 3, 3), (1, 40), (64, 48)]
 SIZES = [torch.Size(shape).numel() for shape in SHAPES]
 COMPRESSED = [0, 2, 3, 4, 6]
+STEPS = 40
+"""In which most of what compression leaves out comes later."""
 CAP = 0.0118  # MiB: about one matrix a bucket
 Gradients = list[torch.Tensor]
 
@@ -108,20 +110,20 @@ def low_rank_is_exact(rank: int, dtype: torch.dtype = torch.float32) -> dict[str
     return {"errors": found, "buckets": len(job.buckets)}
 
 
-def feedback(rank: int, cap: float, width: int = 1, **knobs: Any) -> dict[str, Any]:
+def feedback(rank: int, cap: float, width: int = 2, **knobs: Any) -> dict[str, Any]:
     """The same full-rank gradients again and again: what is left out must come later, and nothing else."""
     job, mean = Job(hook="powersgd", powersgd_rank=width, cap=cap, **knobs), mean_of(full_rank)
     total = [torch.zeros(shape) for shape in SHAPES]
     after = {}
     first = [part.clone() for part in job.reduce(full_rank(rank))]
-    for step in range(1, 80):
+    for step in range(1, STEPS):
         for part, gradient in zip(total, job.reduce(full_rank(rank)), strict=True):
             part += gradient
         after[step] = error([part / step for part in total], mean)
     owed = owed_by(job)
     # DDP rebuilds its buckets after the first step; what that step left out may be carried over, or dropped then.
-    dropped = error([(part + debt) / 79 for part, debt in zip(total, owed, strict=True)], mean)
-    carried = error([(part + debt + f) / 80 for part, debt, f in zip(total, owed, first, strict=True)], mean)
+    dropped = error([(part + debt) / (STEPS - 1) for part, debt in zip(total, owed, strict=True)], mean)
+    carried = error([(part + debt + f) / STEPS for part, debt, f in zip(total, owed, first, strict=True)], mean)
     return {"after": after, "books": [min(pair) for pair in zip(dropped, carried, strict=True)]}
 
 
@@ -183,7 +185,7 @@ def delayed(rank: int, arguments: dict[str, Any] | None = None, **knobs: Any) ->
         parameter.register_hook(lambda _gradient: time.sleep(source.choice([0, 0, 0.001, 0.004])))
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.5, momentum=0.9)
     inputs = torch.randn(32, 48, generator=torch.Generator().manual_seed(rank))
-    for _ in range(25):
+    for _ in range(15):
         loss = (ddp(inputs) - inputs.flip(1)).square().mean()
         optimizer.zero_grad()
         loss.backward()
@@ -202,7 +204,7 @@ def checks(rank: int) -> dict[str, Any]:
         "low rank": low_rank_is_exact(rank),
         "low rank bfloat16": low_rank_is_exact(rank, torch.bfloat16),
         "feedback": {cap: feedback(rank, cap) for cap in (CAP, 25.0)},
-        "batched": {cap: feedback(rank, cap, 4, powersgd_batched=True) for cap in (CAP, 25.0)},
+        "batched": {cap: feedback(rank, cap, 8, powersgd_batched=True) for cap in (CAP, 25.0)},
         "bf16 factors": feedback(rank, CAP, powersgd_factors="bf16"),
         "start step": start_step(rank),
         "zeros first": after_bad_steps(rank, 0, 0.0),

@@ -212,7 +212,7 @@ HOWS = {
 }
 
 
-@pytest.mark.parametrize("how", [whole(how) if how == "by another program" else how for how in HOWS])
+@pytest.mark.parametrize("how", [whole(how) if how in ("by another program", "in a group") else how for how in HOWS])
 def test_a_rank_that_starts_itself_anew_stays_one(folder: Path, how: str) -> None:
     """As with another PYTHONHASHSEED, or bound by numactl. What it forks is none."""
     act, stays = HOWS[how]
