@@ -52,6 +52,8 @@ class Enough:
     _made: tuple[int, ...] = field(default=(), init=False)
     _changed: float = field(default=0.0, init=False)
     """When calls were made the last time, by `clock`."""
+    _looked: float = field(default=0.0, init=False)
+    """When that was looked at the last time: to read what busy ranks have recorded takes seconds."""
     _step: float | None = field(default=None, init=False)
     """Seconds of the steps that were made by then, 0 where there were none; None where that was not looked at since."""
     _began: float | None = field(default=None, init=False)
@@ -62,11 +64,11 @@ class Enough:
 
     def __call__(self) -> bool:
         """Look once."""
-        made = calls_made(self.folder)
+        made, self._looked = calls_made(self.folder), self.clock()
         if made != self._made:
             self._active += 1
             self._began = self.clock() if self._began is None else self._began
-            self._made, self._changed, self._step = made, self.clock(), None
+            self._made, self._changed, self._step = made, self._looked, None
             with contextlib.suppress(OSError):  # as on a full disk: what is recorded is an answer without them
                 if self._active == _WATCHED_AFTER:
                     (self.folder / WATCH).touch(mode=0o600)
@@ -87,11 +89,9 @@ class Enough:
         """What goes on since the first call; "" before it."""
         if self._began is None:
             return ""
-        now = self.clock()
-        still = (
-            f"; no rank has called anything for {duration(now - self._changed)}" if now - self._changed > _QUIET else ""
-        )
-        return f"recording what the script communicates, {duration(now - self._began)} so far{still}"
+        still = self._looked - self._changed
+        silent = f"; no rank has called anything for {duration(still)}" if still > _QUIET else ""
+        return f"recording what the script communicates, {duration(self.clock() - self._began)} so far{silent}"
 
     @property
     def has_steps(self) -> bool:
@@ -100,7 +100,7 @@ class Enough:
 
     def _hangs(self) -> bool:
         """Before the first step a script may well be busy for minutes with its data; and a step may take long."""
-        still = self.clock() - self._changed
+        still = self._looked - self._changed
         return still >= _STILL and 0 < self._seconds_of_a_step() <= still / _STEPS_STILL
 
     def _seconds_of_a_step(self) -> float:

@@ -61,6 +61,9 @@ class Program(Struct, frozen=True, forbid_unknown_fields=True):
     """What each rank does."""
     pauses: tuple[float, ...] = ()
     """Seconds that each rank sleeps at a time, and computes in between; 0 or none: all of a gap's sleep at once."""
+    of_each: bool = False
+    """Whether its ranks that never meet do the same. Then a round takes as long as ranks take on average: which of them
+    are slow in it is chance. Else it takes as long as the slowest rank."""
 
 
 class Replay(Struct, frozen=True, forbid_unknown_fields=True):
@@ -79,6 +82,6 @@ class Replayed(Struct, frozen=True, forbid_unknown_fields=True):
     """How long each program took."""
 
     seconds: dict[str, tuple[float, ...]]
-    """Seconds of each round, on the rank that needed longest."""
+    """Seconds of each round, see `Program.of_each`."""
     in_calls: dict[str, tuple[float, ...]]
     """Mean seconds of a round for which each rank stood in calls."""

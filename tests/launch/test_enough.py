@@ -73,3 +73,23 @@ def test_where_no_file_can_be_made_recording_goes_on(tmp_path: Path, monkeypatch
         now += 0.5
         assert now < 60.0
     assert now <= 20.5, "no trial that was not begun is waited for"
+
+
+def test_reading_what_busy_ranks_have_recorded_is_no_silence_of_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With eight of them it takes seconds, in which nobody looks."""
+    now = 0.0
+
+    def slowly(_folder: Path) -> Recording:
+        nonlocal now
+        now += 8.0
+        return Recording()
+
+    monkeypatch.setattr(communication, "calls_made", lambda _folder: (int(100 * now),))
+    monkeypatch.setattr(communication, "recorded", slowly)
+    enough = communication.Enough(tmp_path, clock=lambda: now)
+    for now in (0.5, 1.0, 7.0):
+        enough()
+    assert now == 15.0
+    assert enough.in_words == "recording what the script communicates, 14 s so far"

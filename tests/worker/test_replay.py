@@ -95,6 +95,23 @@ def test_each_call_can_be_done_again(tmp_path: Path) -> None:
     assert all(len(seconds) >= 3 and min(seconds) > 0 for seconds in found.values())
 
 
+def test_a_round_takes_as_long_as_ranks_that_do_the_same_take_on_average(tmp_path: Path) -> None:
+    """Whatever the slowest of them takes; those that do nothing do not count."""
+    apart, long, short = ((0,), (1,)), (Act(REST, sleeps=0.1),), (Act(REST, sleeps=1e-3),)
+    programs = {
+        "slowest": Program(apart, (long, short)),
+        "each": Program(apart, (long, short), of_each=True),
+        "one": Program(apart, (long, ()), of_each=True),
+    }
+    plan, result = tmp_path / "plan.json", tmp_path / "result.json"
+    plan.write_text(codec.encode(Replay(programs, 2, 1, "gloo", 0.1)))
+    words = [sys.executable, "-m", "autoddp.worker.bench.replay", str(plan), str(result)]
+    subprocess.run(words, env=environment(), check=True)
+    found = {name: min(seconds) for name, seconds in codec.decode(result.read_text(), Replayed).seconds.items()}
+    assert min(found["slowest"], found["one"]) > 0.09  # less what a sleep takes too long, see `_late`
+    assert 0.045 < found["each"] < found["slowest"]
+
+
 @pytest.mark.parametrize(
     ("call", "size", "dtype", "elements"),
     [

@@ -19,7 +19,6 @@ from autoddp.diagnose.collectives.program import Script
 from autoddp.diagnose.collectives.recording import Recording
 from autoddp.diagnose.collectives.standing import SILENCE, where_ranks_stand
 from autoddp.diagnose.collectives.steps import steps_of
-from autoddp.diagnose.collectives.stretches import joined
 from autoddp.diagnose.collectives.table import different_calls, table
 from autoddp.diagnose.findings import WORTHWHILE, Finding
 from autoddp.timing import difference
@@ -195,11 +194,7 @@ def _least_in_calls(job: Job, saved: Mapping[int, float]) -> float:
 
 def _least(recording: Recording, stands: Mapping[int, float]) -> float:
     """The least of ranks that wait for each other; of those that never meet, that of the ranks for which it is most."""
-    met = [
-        {rank}.union(*(place.group.ranks for place in process.sums if place.group is not None))
-        for rank, process in recording.of_rank.items()
-    ]
-    known = [[stands[rank] for rank in ranks if rank in stands] for ranks in joined(met)]
+    known = [[stands[rank] for rank in ranks if rank in stands] for ranks in recording.apart]
     return max((min(of_ranks) for of_ranks in known if of_ranks), default=0.0)
 
 

@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import statistics
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from autoddp.codec import replace as replace_struct
-from autoddp.diagnose.collectives.recording import MAKES, OFTEN, Call, Group, Place, Process, Recording
+from autoddp.diagnose.collectives.recording import MAKES, Call, Group, Place, Process, Recording
 from autoddp.diagnose.collectives.steps import Steps
 from autoddp.diagnose.collectives.stretches import LONGEST_STEP, MOST_CALLS, stretches_of
 from autoddp.wire.recorded_calls import SHORT_GAP
@@ -54,12 +53,14 @@ class Script:
     covers: float
     """How many steps that is."""
     seconds: float
-    """Seconds that all this took in the script, on the slowest rank."""
+    """Seconds that all this took in the script, on the slowest rank; where `of_each`, on average."""
     ranks: int
     pauses: dict[int, float] = field(default_factory=dict)
     """Seconds that each rank usually sleeps at a time, see `Program.pauses`."""
     builds: frozenset[Place] = frozenset()
     """See `Process.builds`, of all ranks."""
+    of_each: bool = False
+    """See `Steps.of_each`."""
 
     @property
     def program(self) -> Program:
@@ -67,7 +68,8 @@ class Script:
         acts = tuple(tuple(_acts(self.played.get(rank, ()))) for rank in range(self.ranks))
         used = {act.group for of_rank in acts for act in of_rank}
         groups = tuple(group.ranks if n in used else () for n, group in enumerate(self.groups))
-        return Program(groups, acts, tuple(self.pauses.get(rank, 0.0) for rank in range(self.ranks)))
+        pauses = tuple(self.pauses.get(rank, 0.0) for rank in range(self.ranks))
+        return Program(groups, acts, pauses, self.of_each)
 
     def changed(self, change: Callable[[Sequence[Played]], Iterable[Played]]) -> Script:
         """This script with each rank's part changed."""
@@ -156,11 +158,10 @@ def _usual_seconds(played: Sequence[Played]) -> dict[Place, float]:
 
 def script_of(recording: Recording, steps: Steps) -> Script | None:
     """Usual steps of the script that can be done again; None if there are none."""
-    often = _called_often(recording)
     whole = {
         key: calls
         for key, calls in recording.whole.items()
-        if _can_be_done(calls.values()) and all(call.place.of_any_group in often for call in calls.values())
+        if _can_be_done(calls.values()) and all(call.place.of_any_group in recording.often for call in calls.values())
     }
     if not whole:
         return None
@@ -203,25 +204,15 @@ def script_of(recording: Recording, steps: Steps) -> Script | None:
     covers = count or (max(spans.values()) / steps.seconds if steps.seconds > 0 else 1.0)
     if count and len(set(stretches.values())) > 1:  # the time that one of them happened to get tells little
         seconds = covers * steps.seconds
+    of_each = bool(count) and steps.of_each
     pauses = {rank: _pause(recording.of_rank[rank], of_rank, lasts[rank]) for rank, of_rank in played.items()}
     builds = frozenset[Place]().union(*(one.builds for one in recording.of_rank.values()))
-    return Script(groups, played, covers, seconds, max(recording.world, max(played) + 1), pauses, builds)
+    return Script(groups, played, covers, seconds, max(recording.world, max(played) + 1), pauses, builds, of_each)
 
 
 def _until(last: Played) -> float:
     """When that is over; `rest` has the call behind it."""
     return last.call.began if last.act.call == REST else last.call.ended
-
-
-def _called_often(recording: Recording) -> set[Place]:
-    """The places that are called again and again."""
-    counts: Counter[Place] = Counter()
-    for process in recording.of_rank.values():
-        of_it: Counter[Place] = Counter()
-        for place, sums in process.sums.items():
-            of_it[place.of_any_group] += sums.count
-        counts |= of_it
-    return {place for place, count in counts.items() if count >= OFTEN}
 
 
 def _can_be_done(calls: Iterable[Call]) -> bool:

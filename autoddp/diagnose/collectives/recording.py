@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -283,6 +283,32 @@ class Recording:
         return max((one.ranks for one in self.processes), default=0)
 
     @cached_property
+    def often(self) -> set[Place]:
+        """The places, of any group, that a rank calls again and again."""
+        counts: Counter[Place] = Counter()
+        for process in self.of_rank.values():
+            of_it: Counter[Place] = Counter()
+            for place, sums in process.sums.items():
+                of_it[place.of_any_group] += sums.count
+            counts |= of_it
+        return {place for place, count in counts.items() if count >= OFTEN}
+
+    @cached_property
+    def apart(self) -> list[frozenset[int]]:
+        """Ranks that meet in their steps, in sets that never do: each set goes on at a pace of its own."""
+        called = [
+            (call.began, call.place.group)
+            for one in self.of_rank.values()
+            for call in one.calls
+            if call.place.group is not None and call.place.of_any_group in self.often
+        ]
+        met = [self.of_rank.keys() & group.ranks for group in {group for _, group in called}]
+        made = [call.began for one in self.processes for call in one.calls if call.place.method == MAKES]
+        if called and max(made, default=0.0) > min(called)[0]:  # to make a group, all ranks meet
+            met.append(set(self.of_rank))
+        return [ranks for ranks in joined(met) if ranks]
+
+    @cached_property
     def of_calls(self) -> dict[tuple[Group, int], dict[int, Call]]:
         """Group and number → the call of each of its ranks, of those calls in which all ranks take part."""
         found: dict[tuple[Group, int], dict[int, Call]] = {}
@@ -297,6 +323,15 @@ class Recording:
         """Calls of `of_calls` that have a call of every rank of the group."""
         # A process of an earlier world may have had another number in it: then it is none of the group's ranks here.
         return {key: calls for key, calls in self.of_calls.items() if calls.keys() == set(key[0].ranks)}
+
+
+def joined(sets: Iterable[Iterable[int]]) -> list[frozenset[int]]:
+    """The sets, with those made one that have a rank in common."""
+    found: list[frozenset[int]] = []
+    for one in sets:
+        together = frozenset(one).union(*(other for other in found if not other.isdisjoint(one)))
+        found = [other for other in found if other.isdisjoint(together)] + [together]
+    return found
 
 
 def calls_made(folder: Path) -> tuple[int, ...]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autoddp.diagnose.collectives.recording import Call, Place, Process, Recording
 
@@ -22,20 +23,41 @@ class Steps:
     how: str
     """How it was found, as the end of a sentence."""
     seconds: float
-    """Seconds of one, on the rank that was recorded for the longest time."""
+    """Seconds of one, on the rank that was recorded for the longest time; see `of_each`."""
     period: int = 0
     """Calls of one step on that rank; 0 where nothing repeats, or an optimizer ends the step."""
+    of_each: bool = False
+    """Whether sets of ranks that never meet make the same steps. Then `seconds` is the mean of all sets: where these
+    share cores, a step of one takes three times as long as that of another for many seconds."""
 
 
 def steps_of(recording: Recording) -> Steps:
     """The step of a recorded script."""
-    longest = recording.longest
-    by_optimizer = _of_an_optimizer(longest)
+    first = recording.longest
+    found = _steps_of(first)
+    sets = [[recording.of_rank[rank] for rank in ranks] for ranks in recording.apart if first.rank not in ranks]
+    if found.unit == "second" or not sets:
+        return found
+    others = [max(of_set, key=lambda one: one.seconds) for of_set in sets]
+    each = [found, *map(_steps_of, others)]
+    if any(_lines(one) != _lines(first) for one in others) or {(one.unit, one.period) for one in each} != {
+        (found.unit, found.period)
+    }:
+        return found
+    return replace(found, seconds=statistics.fmean(one.seconds for one in each), of_each=True)
+
+
+def _lines(process: Process) -> set[tuple[str, int, str]]:
+    return {(call.place.file, call.place.line, call.place.method) for call in process.calls}
+
+
+def _steps_of(process: Process) -> Steps:
+    by_optimizer = _of_an_optimizer(process)
     if by_optimizer is not None:
         return by_optimizer
-    period = period_of(longest.calls)
+    period = period_of(process.calls)
     if period:
-        calls = [call for call in longest.calls if call.place.repeats_in_steps]
+        calls = [call for call in process.calls if call.place.repeats_in_steps]
         seconds = (calls[-1].ended - calls[0].began) / len(calls) * period
         if period == 1:
             return Steps("call", "one call after another, and no optimizer", seconds, period)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from autoddp.diagnose.collectives.recording import MAKES, Call, Group, Place, Process, Recording
+from autoddp.diagnose.collectives.recording import Call, Group, Place, Process, Recording
 from autoddp.diagnose.collectives.steps import Steps
 
 LONGEST_STEP = 3.0
@@ -38,58 +38,84 @@ def stretches_of(
     """What is done again of each rank that has made one of the calls: some of its steps that take as long as most.
 
     Ranks that never meet go on at their own pace, and where cores are short one of them may stand still while another
-    makes hundreds of calls. So they have stretches of their own, with as many steps as usually fit.
+    makes hundreds of calls. So they have stretches of their own: with as many steps each where these are the same, else
+    with as many as usually fit.
     """
     length = min(max(_LONGEST, 1.2 * steps.seconds if steps.unit != "second" else 0.0), LONGEST_STEP)
-    first = min(call.began for calls in whole.values() for call in calls.values())
-    met = [set(group.ranks) for group, _ in whole]
-    made = (call for one in recording.processes for call in one.calls if call.place.method == MAKES)
-    if any(call.began > first for call in made):  # for that, all ranks meet
-        met.append(set(recording.of_rank))
+    sets = [_Set.of(recording, steps, ranks, whole) for ranks in recording.apart]
+    sets = [one for one in sets if one.whole]
+    often = [one.often(length, steps) for one in sets]
+    if steps.of_each:
+        often = [min(often)] * len(sets)
     found: dict[int, Stretch] = {}
-    for ranks in joined(met):
+    for one, count in zip(sets, often, strict=True):
+        stretch = one.whole_steps(count, steps) or Stretch(one.end - length, one.end)
+        found |= dict.fromkeys(one.ranks, stretch)
+    return found
+
+
+@dataclass(frozen=True)
+class _Set:
+    """Ranks that meet, of which a part of the recording is done again."""
+
+    ranks: frozenset[int]
+    process: Process
+    """The rank of them that was recorded for the longest time."""
+    whole: Sequence[dict[int, Call]]
+    """The calls of which there is one of every rank."""
+    end: float
+    """Until when they make calls of their steps."""
+    marks: Sequence[float]
+    """When steps end, while all of them are there."""
+
+    @classmethod
+    def of(
+        cls,
+        recording: Recording,
+        steps: Steps,
+        ranks: frozenset[int],
+        whole: Mapping[tuple[Group, int], dict[int, Call]],
+    ) -> _Set:
+        """These ranks of a recording."""
+        process = max((recording.of_rank[rank] for rank in ranks), key=lambda one: one.seconds)
         theirs = [calls for (group, _), calls in whole.items() if group.ranks[0] in ranks]
+        if not theirs:
+            return cls(ranks, process, (), 0.0, ())
         ends = sorted(max(call.ended for call in calls.values()) for calls in theirs)
         # The last calls may be those behind the loop.
         begin, until = _all_are_there(theirs)
         end = min(ends[-1] if len(ends) < 10 else ends[-1 - len(ends) // 20], until)
-        process = max((recording.of_rank[rank] for rank in ranks), key=lambda one: one.seconds)
-        stretch = _whole_steps(process, steps, theirs, (begin, end), length) or Stretch(end - length, end)
-        found |= dict.fromkeys(ranks, stretch)
-    return found
+        marks = [at for at in _ends_of_steps(process, steps) if begin <= at <= end]
+        return cls(ranks, process, theirs, end, marks)
 
+    def often(self, length: float, steps: Steps) -> int:
+        """How many steps fit into `length` seconds, at least 1; 0 where they are not known."""
+        known = len(self.marks) - 1
+        if known < 1:
+            return 0
+        first, last = self.marks[0], self.marks[-1]
+        of_one = steps.seconds if steps.of_each else (last - first) / known
+        calls = sum(call.place.group is not None and first <= call.began <= last for call in self.process.calls)
+        fit = min(int(length / max(1e-9, of_one)), int(MOST_CALLS * known / max(1, calls)))
+        return min(max(1, fit), known)
 
-def joined(sets: Iterable[Iterable[int]]) -> list[frozenset[int]]:
-    """The sets, with those made one that have a rank in common."""
-    found: list[frozenset[int]] = []
-    for one in sets:
-        together = frozenset(one).union(*(other for other in found if not other.isdisjoint(one)))
-        found = [other for other in found if other.isdisjoint(together)] + [together]
-    return found
+    def whole_steps(self, often: int, steps: Steps) -> Stretch | None:
+        """The stretch of so many steps; None where nothing is called in them.
 
-
-def _whole_steps(
-    process: Process, steps: Steps, whole: Sequence[dict[int, Call]], within: tuple[float, float], length: float
-) -> Stretch | None:
-    """The stretch from the end of a step to that of another; None where nothing is called between such two.
-
-    A stretch of few steps that ends in the middle of their calls has more of them, for the gaps that it has, than the
-    steps have.
-    """
-    marks = [at for at in _ends_of_steps(process, steps) if within[0] <= at <= within[1]]
-    if len(marks) < 2:
-        return None
-    often = max(1, int(length * (len(marks) - 1) / max(1e-9, marks[-1] - marks[0])))
-    calls = sum(call.place.group is not None and marks[0] <= call.began <= marks[-1] for call in process.calls)
-    often = min(often, len(marks) - 1, max(1, int(MOST_CALLS * (len(marks) - 1) / max(1, calls))))
-    first, last = _usual([(marks[-1 - often - n], marks[-1 - n]) for n in range(0, len(marks) - often, often)])
-    spans = [(min(one.began for one in calls.values()), max(one.ended for one in calls.values())) for calls in whole]
-    spans = [(began, ended) for began, ended in spans if began >= first and ended <= last]
-    # A pause before and behind them may be longer: it is cut.
-    if not spans or max(ended for _, ended in spans) - min(began for began, _ in spans) > LONGEST_STEP:
-        return None
-    place = None if steps.period else _steps_at(process)
-    return Stretch(first, last, often if place is None else _steps_between(process, place, first, last))
+        A stretch of few steps that ends in the middle of their calls has more of them, for the gaps that it has, than
+        the steps have.
+        """
+        if not often:
+            return None
+        marks = self.marks
+        first, last = _usual([(marks[-1 - often - n], marks[-1 - n]) for n in range(0, len(marks) - often, often)])
+        spans = [(min(c.began for c in calls.values()), max(c.ended for c in calls.values())) for calls in self.whole]
+        spans = [(began, ended) for began, ended in spans if began >= first and ended <= last]
+        # A pause before and behind them may be longer: it is cut.
+        if not spans or max(ended for _, ended in spans) - min(began for began, _ in spans) > LONGEST_STEP:
+            return None
+        place = None if steps.period else _steps_at(self.process)
+        return Stretch(first, last, often if place is None else _steps_between(self.process, place, first, last))
 
 
 def _usual(stretches: Sequence[tuple[float, float]]) -> tuple[float, float]:

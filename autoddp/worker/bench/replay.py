@@ -135,9 +135,7 @@ def _rank(plan: Replay, rank: int, port: int, result: Path) -> None:
     while number < _MOST:
         for name in names if number % 2 == 0 else reversed(names):
             dist.barrier()
-            took = torch.tensor([runs[name].once()], dtype=torch.float64, device=device)
-            dist.all_reduce(took, op=dist.ReduceOp.MAX)
-            seconds[name].append(float(took))
+            seconds[name].append(_of_all(runs[name].once(), plan.programs[name], rank, device))
         number += 1
         longest = plan.seconds * (1.0 if _are_decided(seconds, names) else _UNDECIDED)
         is_over = time.monotonic() - began >= longest or _is_known(seconds, names)
@@ -154,6 +152,18 @@ def _rank(plan: Replay, rank: int, port: int, result: Path) -> None:
         stood = dict(zip(names, zip(*(of_rank.tolist() for of_rank in of_ranks), strict=True), strict=True))
         text = codec.encode(Replayed(rounds, stood))
         result.write_text(text, encoding="utf-8")
+
+
+def _of_all(took: float, program: Program, rank: int, device: torch.device) -> float:
+    """Seconds of a round, see `Program.of_each`. `took`: those of this rank."""
+    if not program.of_each:
+        longest = torch.tensor([took], dtype=torch.float64, device=device)
+        dist.all_reduce(longest, op=dist.ReduceOp.MAX)
+        return float(longest)
+    takes_part = bool(program.acts[rank])
+    both = torch.tensor([took * takes_part, takes_part], dtype=torch.float64, device=device)
+    dist.all_reduce(both)
+    return float(both[0] / both[1])
 
 
 def _is_known(seconds: dict[str, list[float]], names: list[str]) -> bool:
