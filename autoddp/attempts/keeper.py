@@ -62,7 +62,7 @@ class Attempt:
 
     torchrun: argparse.Namespace
     folder: Path
-    """The run's folder."""
+    """The attempt's own."""
     number: int
     environment: dict[str, str]
     shelter: Shelter

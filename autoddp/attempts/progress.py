@@ -11,6 +11,7 @@ the one with the highest cost counts, because the others may be as fast only by 
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import math
 import re
@@ -146,6 +147,7 @@ class _Log:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._read = 0
+        self._text = codecs.getincrementaldecoder("utf-8")("replace")  # a look may end within a letter
         self._rest = ""
 
     def lines(self) -> Iterator[str]:
@@ -156,7 +158,7 @@ class _Log:
         except OSError:
             return
         self._read += len(new)
-        *lines, rest = _LINE_ENDS.split(self._rest + new.replace(b"\0", b"").decode(errors="replace"))
+        *lines, rest = _LINE_ENDS.split(self._rest + self._text.decode(new.replace(b"\0", b"")))
         self._rest = rest[-_LONGEST_LINE:]
         yield from (line[-_LONGEST_LINE:] for line in lines)
 

@@ -396,14 +396,7 @@ class Tuning:
         alone = self.options.diagnose_only  # before trials, a script's steps are for the trials
         around, tell = Surroundings(facts, is_tuned=not alone), self.reporter.progress
         return Examination(
-            measure,
-            around,
-            budget,
-            fails=TrialFailed,
-            ends=TuningOver,
-            tell=tell,
-            reduction=reduction,
-            precise=alone,
+            measure, around, budget, fails=TrialFailed, ends=TuningOver, tell=tell, reduction=reduction, precise=alone
         )
 
     def _go_on_with_one_that_was_cut_off(self, job: LiveJob, settings: StudySettings, facts: JobFacts) -> None:
@@ -619,8 +612,9 @@ class _Limits:
         if elsewhere:
             self.job.ended_elsewhere(elsewhere)
             return True
-        self._look_at_what_is_written()
         machine = self.job.machine
+        if not machine.over and (why := self.written.too_much()):
+            self.job.give_up(why)
         self.hosts.waits(self.waiting.waited(machine.ended))
         if machine.measuring and (line := self.waiting.for_whom(self.hosts.at_work, self.hosts.unheard)):
             self.say(f"{line}{self._at_most}")
@@ -653,10 +647,6 @@ class _Limits:
     def _enough(self) -> str:
         """The key under which hosts are counted that have recorded enough."""
         return f"attempt{self.number}/enough"
-
-    def _look_at_what_is_written(self) -> None:
-        if not self.job.machine.over and (why := self.written.too_much()):
-            self.job.give_up(why)
 
 
 @dataclass

@@ -84,12 +84,8 @@ def run(arguments: list[str]) -> int:
     if profile.world_size > _MOST_RANKS:
         raise UsageError(f"predict: more than {_MOST_RANKS} ranks: give smaller --nodes or --nproc-per-node")
     asked = _asked(known.chosen, options)
-    rows = {"as written": AS_WRITTEN, "as tuned": known.chosen, "as asked": asked}
-    if not known.chosen:
-        del rows["as tuned"]
-    if asked is None:
-        del rows["as asked"]
-    else:
+    rows = {"as written": AS_WRITTEN, "as tuned": known.chosen or None, "as asked": asked}
+    if asked is not None:
         notes += _of_hook(asked, known)
         given = [BUCKET_CAP_MB.name] * (options.cap is not None) + [HOOK.name] * (options.hook is not None)
         why = known.left_out

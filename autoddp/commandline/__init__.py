@@ -7,7 +7,6 @@ script             the file that the words name
 mode               whether to be torchrun, to launch with a recipe or to tune
 rank_count         how many ranks this host starts
 saved_recipes      the recipes of a script, and where a new one goes
-saved_rungs        what of a recipe is launched under `--allow`
 local_fingerprint  the machine, as recipes are compared with it
 environment        what the real job's processes get
 watching           when the real job compares gradients with their exact mean

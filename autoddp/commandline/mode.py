@@ -23,14 +23,13 @@ from autoddp.commandline.saved_recipes import (
     script_names,
     tuned_for_objective,
 )
-from autoddp.commandline.saved_rungs import of_ladder
 from autoddp.commandline.watching import watch_plan
 from autoddp.cpus import usable_cpus
 from autoddp.errors import NotTuned, RecipeError, UnfitRecipe, UsageError
 from autoddp.knobs import AS_WRITTEN, KNOBS, LIMITS, Configuration, Rung
 from autoddp.knobs.computing import THREADS
 from autoddp.knobs.micro_batches import larger_batch
-from autoddp.recipe import Recipe, differences, load, require_fit
+from autoddp.recipe import LadderEntry, Recipe, best_allowed, differences, load, require_fit
 from autoddp.torchrun.options import FORKED, forks_ranks, node_range, processes_per_node, torchrun_parser
 from autoddp.torchrun.surroundings import FRESH_STORE
 from autoddp.units import percent
@@ -89,7 +88,7 @@ class Mode:
         """What the workers will be given."""
         if self.recipe is None:
             return AS_WRITTEN
-        return self.recipe.configuration if self.chosen is None else of_ladder(self.recipe, *self.chosen)
+        return self.recipe.configuration if self.chosen is None else _of_ladder(self.recipe, *self.chosen)
 
     @property
     def variables(self) -> dict[str, str]:
@@ -156,6 +155,22 @@ class Mode:
         plan = watch_plan(options, self.recipe, self.configuration)
         compared = "" if plan is None else f", comparing gradients every {plan.every} reductions"
         return f" (of job {self.recipe.fits.digest}{compared})"
+
+
+def _of_ladder(recipe: Recipe, rung: Rung, accumulate_up_to: int) -> Configuration:
+    """What a study would have launched for a user who allows this; what was written by hand stays, if it is allowed."""
+    stays = recipe.configuration.allowed_by(rung, accumulate_up_to)
+    launched = next((entry for entry in recipe.ladder if _launches(recipe, entry)), None)
+    if stays and recipe.configuration and launched is None:
+        return recipe.configuration
+    best = best_allowed(recipe.ladder, rung, accumulate_up_to)
+    return best.configuration if best else AS_WRITTEN
+
+
+def _launches(recipe: Recipe, entry: LadderEntry) -> bool:
+    """Whether this entry is what the recipe launches. Variables stand in [env], and not under [configuration]."""
+    variables = entry.configuration.variables.items()
+    return entry.configuration.without_variables == recipe.configuration and variables <= recipe.env.items()
 
 
 def _given(options: Options, names: Sequence[str]) -> str:

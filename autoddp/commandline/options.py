@@ -51,13 +51,9 @@ _OTHER_MEANING = {"budget", "diagnose_budget"}
 """Options in `_OF_A_DIAGNOSIS` that have another default there: its own help says which."""
 _OF_TUNING = frozenset("all_trials cuda_graphs fresh job_steps local_buffers recompile static_graph trace".split())
 """Fields that only say what tuning tries or writes: a launch with a saved recipe cannot follow them."""
-_NOT_OF_AN_OBJECTIVE = (_OF_TUNING - {"all_trials"}) | {
-    "accumulate_up_to",
-    "diagnose_budget",
-    "lossy_limit",
-    "near_limit",
-    "watch",
-}
+_NOT_OF_AN_OBJECTIVE = (_OF_TUNING - {"all_trials"}) | set(
+    "accumulate_up_to diagnose_budget lossy_limit near_limit watch".split()
+)
 """Fields that a study of a script without DDP cannot follow: it has no DDP settings and no trace, and begins anew."""
 _NEAR, _LOSSY = LIMITS[Rung.NEAR], LIMITS[Rung.LOSSY]
 
@@ -457,9 +453,8 @@ def parse_with_switch(argv: Sequence[str], switch: str) -> tuple[Options, bool]:
     others = [(place, word) for place, word in enumerate(argv) if word != switch]
     at, _ = _find_script([word for _, word in others], _strict_torchrun_parser())
     script_at = others[at][0]
-    return parse([word for place, word in enumerate(argv) if word != switch or place > script_at]), switch in argv[
-        :script_at
-    ]
+    rest = [word for place, word in enumerate(argv) if word != switch or place > script_at]
+    return parse(rest), switch in argv[:script_at]
 
 
 def parse_apart(ours: Sequence[str], torchrun: Sequence[str] | argparse.Namespace) -> Options:

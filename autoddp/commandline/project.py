@@ -24,9 +24,7 @@ from autoddp.log import printable
 from autoddp.recipe import from_toml
 
 _LARGEST = 2**20  # bytes
-_MAY_SET = frozenset(
-    ("all-trials allow budget diagnose-budget lossy-limit near-limit seed trace trials verbose").split()
-)
+_MAY_SET = frozenset("all-trials allow budget diagnose-budget lossy-limit near-limit seed trace trials verbose".split())
 _NARROWS = ("near-limit", "lossy-limit")
 
 

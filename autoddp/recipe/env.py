@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from autoddp.knobs import KNOBS, AnyKnob
+from autoddp.knobs.base import one_of
 
 Rule = Callable[[str], "str | None"]
 """Answers None for a good value, else the rule that it breaks."""
@@ -24,13 +25,6 @@ def _whole(low: int, high: int) -> Rule:
     def check(value: str) -> str | None:
         good = re.fullmatch(r"-?[0-9]{1,12}", value) and low <= int(value) <= high
         return None if good else f'must be a whole number from {low} to {high} in quotes, as "{max(low, 1)}"'
-
-    return check
-
-
-def _word(*words: str) -> Rule:
-    def check(value: str) -> str | None:
-        return None if value in words else "must be one of " + ", ".join(f'"{word}"' for word in words)
 
     return check
 
@@ -46,11 +40,11 @@ _LONGEST = 256  # characters
 _THREADS = _whole(1, 1024)
 _CHANNELS = _whole(1, 64)
 _BYTES = _whole(1, 2**31 - 1)
-_SWITCH = _word("0", "1")
-_SIGNED_SWITCH = _word("-2", "-1", "0", "1", "2")  # NCCL takes a negative number for "decide yourself"
-_TRUTH = _word("true", "false", "TRUE", "FALSE", "True", "False", "0", "1")
-_TORCH_SWITCH = _word("0", "1", "y", "n", "yes", "no", "t", "f", "true", "false")
-_DISTANCE = _word("LOC", "NVL", "PIX", "PXB", "PHB", "NODE", "SYS", "0", "1", "2", "3", "4", "5", "6")
+_SWITCH = one_of("0", "1")
+_SIGNED_SWITCH = one_of("-2", "-1", "0", "1", "2")  # NCCL takes a negative number for "decide yourself"
+_TRUTH = one_of("true", "false", "TRUE", "FALSE", "True", "False", "0", "1")
+_TORCH_SWITCH = one_of("0", "1", "y", "n", "yes", "no", "t", "f", "true", "false")
+_DISTANCE = one_of("LOC", "NVL", "PIX", "PXB", "PHB", "NODE", "SYS", "0", "1", "2", "3", "4", "5", "6")
 _DEVICE = r"[\w.@:-]{1,32}"
 _DEVICES = rf"{_DEVICE}(,{_DEVICE}){{0,31}}"
 _CPUS = _text(r"[0-9][0-9 ,:-]*", 'numbers of CPUs, as "0-7 16-23"')
@@ -69,13 +63,13 @@ _OPERATORS: dict[str, Rule] = {
         r"(?i)(true|false|master|primary|close|spread)(,(master|primary|close|spread))*", 'a binding, as "close"'
     ),
     "OMP_SCHEDULE": _text(r"(?i)(static|dynamic|guided|auto)(,[0-9]{1,9})?", 'a schedule of OpenMP, as "static"'),
-    "OMP_WAIT_POLICY": _word("active", "passive", "ACTIVE", "PASSIVE"),
+    "OMP_WAIT_POLICY": one_of("active", "passive", "ACTIVE", "PASSIVE"),
     "OPENBLAS_NUM_THREADS": _THREADS,
 }
 
 _MEMORY_AND_DEVICE: dict[str, Rule] = {
     "CUDA_DEVICE_MAX_CONNECTIONS": _whole(1, 32),
-    "CUDA_MODULE_LOADING": _word("LAZY", "EAGER"),
+    "CUDA_MODULE_LOADING": one_of("LAZY", "EAGER"),
     "MALLOC_ARENA_MAX": _whole(1, 4096),
     "PYTORCH_ALLOC_CONF": _ALLOCATOR,
     "PYTORCH_CUDA_ALLOC_CONF": _ALLOCATOR,
@@ -93,8 +87,8 @@ _NCCL_ALGORITHM: dict[str, Rule] = {
     "NCCL_CGA_CLUSTER_SIZE": _whole(0, 8),
     "NCCL_COLLNET_ENABLE": _SWITCH,
     "NCCL_COLLNET_NODE_THRESHOLD": _whole(1, 2**20),
-    "NCCL_LAUNCH_MODE": _word("PARALLEL", "GROUP"),
-    "NCCL_LAUNCH_ORDER_IMPLICIT": _word("0", "1", "2"),
+    "NCCL_LAUNCH_MODE": one_of("PARALLEL", "GROUP"),
+    "NCCL_LAUNCH_ORDER_IMPLICIT": one_of("0", "1", "2"),
     "NCCL_LL128_BUFFSIZE": _BYTES,
     "NCCL_LL_BUFFSIZE": _BYTES,
     "NCCL_MAX_CTAS": _CHANNELS,
@@ -102,8 +96,8 @@ _NCCL_ALGORITHM: dict[str, Rule] = {
     "NCCL_MEM_SYNC_DOMAIN": _whole(0, 3),
     "NCCL_MIN_CTAS": _CHANNELS,
     "NCCL_MIN_NCHANNELS": _CHANNELS,
-    "NCCL_NTHREADS": _word("64", "128", "256", "512"),
-    "NCCL_NVLS_ENABLE": _word("0", "1", "2"),
+    "NCCL_NTHREADS": one_of("64", "128", "256", "512"),
+    "NCCL_NVLS_ENABLE": one_of("0", "1", "2"),
     "NCCL_NVLS_NCHANNELS": _CHANNELS,
     "NCCL_PROTO": _CHOICE,
     "NCCL_RUNTIME_CONNECT": _SWITCH,
@@ -115,7 +109,7 @@ _NCCL_WITHIN_A_NODE: dict[str, Rule] = {
     "NCCL_CUMEM_HOST_ENABLE": _SIGNED_SWITCH,
     "NCCL_GRAPH_REGISTER": _SWITCH,
     "NCCL_IGNORE_CPU_AFFINITY": _SWITCH,
-    "NCCL_LOCAL_REGISTER": _word("0", "1", "2"),
+    "NCCL_LOCAL_REGISTER": one_of("0", "1", "2"),
     "NCCL_MAX_P2P_NCHANNELS": _CHANNELS,
     "NCCL_MIN_P2P_NCHANNELS": _CHANNELS,
     "NCCL_P2P_DIRECT_DISABLE": _SWITCH,
@@ -129,7 +123,7 @@ _NCCL_WITHIN_A_NODE: dict[str, Rule] = {
 }
 
 _NCCL_BETWEEN_NODES: dict[str, Rule] = {
-    "NCCL_CROSS_NIC": _word("0", "1", "2"),
+    "NCCL_CROSS_NIC": one_of("0", "1", "2"),
     "NCCL_DMABUF_ENABLE": _SWITCH,
     "NCCL_IB_ADAPTIVE_ROUTING": _SIGNED_SWITCH,
     "NCCL_IB_AR_THRESHOLD": _whole(0, 2**31 - 1),
@@ -137,7 +131,7 @@ _NCCL_BETWEEN_NODES: dict[str, Rule] = {
     "NCCL_IB_GID_INDEX": _whole(-1, 255),
     "NCCL_IB_HCA": _text(rf"\^?=?{_DEVICES}", "names of RDMA devices with commas between them"),
     "NCCL_IB_MERGE_NICS": _SWITCH,
-    "NCCL_IB_PCI_RELAXED_ORDERING": _word("0", "1", "2"),
+    "NCCL_IB_PCI_RELAXED_ORDERING": one_of("0", "1", "2"),
     "NCCL_IB_QPS_PER_CONNECTION": _whole(1, 128),
     "NCCL_IB_SL": _whole(-1, 15),
     "NCCL_IB_SPLIT_DATA_ON_QPS": _SWITCH,
@@ -150,9 +144,9 @@ _NCCL_BETWEEN_NODES: dict[str, Rule] = {
     "NCCL_NET_SHARED_COMMS": _SWITCH,
     "NCCL_NSOCKS_PERTHREAD": _whole(1, 16),
     "NCCL_P2P_NET_CHUNKSIZE": _BYTES,
-    "NCCL_P2P_PXN_LEVEL": _word("0", "1", "2"),
+    "NCCL_P2P_PXN_LEVEL": one_of("0", "1", "2"),
     "NCCL_PXN_DISABLE": _SWITCH,
-    "NCCL_SOCKET_FAMILY": _word("AF_INET", "AF_INET6"),
+    "NCCL_SOCKET_FAMILY": one_of("AF_INET", "AF_INET6"),
     "NCCL_SOCKET_IFNAME": _text(rf"\^?=?{_DEVICES}", "names of network interfaces with commas between them"),
     "NCCL_SOCKET_NTHREADS": _whole(1, 16),
 }
@@ -168,7 +162,7 @@ _TORCH_NCCL: dict[str, Rule] = {
 
 
 _LAUNCHER: dict[str, Rule] = {
-    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": _word("1"),  # else ranks that a script starts by itself wait for torchrun's
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": one_of("1"),  # else ranks that a script starts by itself wait for torchrun's
 }
 
 

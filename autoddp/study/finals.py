@@ -132,10 +132,7 @@ class Rounds(ABC):
         return again is None or (len(found.rounds) < self.most and _likely_most(again, found) >= least)
 
     def _fails(
-        self,
-        configuration: Configuration,
-        running: list[Configuration],
-        blocks: dict[Configuration, list[Block]],
+        self, configuration: Configuration, running: list[Configuration], blocks: dict[Configuration, list[Block]]
     ) -> None:
         """A configuration has failed in a round; the script as written may fail in one, and stays."""
         if configuration != AS_WRITTEN:
@@ -147,8 +144,8 @@ class Rounds(ABC):
     def _chosen(self, ladder: Sequence[Standing]) -> Standing | None:
         return best_allowed(ladder, self._asked.allow, self._asked.accumulate_up_to)
 
-    def _paired_of(self, blocks: Mapping[Configuration, Sequence[Block]], tests: int = 0) -> Paired:
-        """What the rounds show, where `tests` configurations share the error; 0: their number was fixed beforehand."""
+    def _paired_of(self, blocks: Mapping[Configuration, Sequence[Block]], tests: int) -> Paired:
+        """What the rounds show, where `tests` configurations share the error."""
         rounds = tuple(blocks[AS_WRITTEN])
         ran = {c: tuple(found) for c, found in blocks.items() if c != AS_WRITTEN and len(found) > 1}
         return Paired(rounds, tuple(self._standing(c, rounds, found, tests) for c, found in ran.items()))
@@ -156,10 +153,9 @@ class Rounds(ABC):
     def _standing(
         self, configuration: Configuration, rounds: Sequence[Block], blocks: tuple[Block, ...], tests: int
     ) -> Standing:
-        reach = bound(len(blocks), tests) if tests else None
         before, after = _medians(rounds[: len(blocks)], self.pace), _medians(blocks, self.pace)
         error = self._errors.get(configuration.hook_with_error)
-        gain, least = speedup(before, after, reach), likely(before, after)[0]
+        gain, least = speedup(before, after, bound(len(blocks), tests)), likely(before, after)[0]
         seconds = median(after)
         return Standing(configuration, seconds, gain, blocks, error, likely_low=least, tests=tests, pace=self.pace)
 

@@ -105,11 +105,7 @@ class StartStudy:
     """
 
     def __init__(
-        self,
-        measure: MeasureStart,
-        left: Callable[[], float],
-        asked: StudySettings,
-        observer: Observer,
+        self, measure: MeasureStart, left: Callable[[], float], asked: StudySettings, observer: Observer
     ) -> None:
         self._clock = _Clock(measure, left)
         self._asked = asked

@@ -19,10 +19,7 @@ from autoddp.knobs import (
     Value,
     why_refused,
 )
-from autoddp.knobs.ddp_arguments import (
-    BUCKET_CAP_MB,
-    BUCKET_CAP_MB_LIST,
-)
+from autoddp.knobs.ddp_arguments import BUCKET_CAP_MB, BUCKET_CAP_MB_LIST
 from autoddp.knobs.hook import HOOK, POWERSGD_BATCHED, POWERSGD_RANK, hooks_on
 from autoddp.knobs.micro_batches import ACCUMULATE_STEPS, step_counts
 from autoddp.settings import StudySettings
@@ -176,8 +173,7 @@ class Trials:
     @property
     def kept_for_settings_on_top(self) -> int:
         """Number of trials that `add_on_top` will need."""
-        settings, bases = len(self._settings_on_top), 2
-        return min(settings * bases, max(1, self._asked.trials // _SHARE_ON_TOP))
+        return min(2 * len(self._settings_on_top), max(1, self._asked.trials // _SHARE_ON_TOP))  # on top of two bases
 
     @property
     def _settings_on_top(self) -> list[Setting]:
@@ -201,9 +197,9 @@ class Trials:
 
     def _fastest(self, fixed: Configuration, fits: Callable[[Configuration], bool]) -> Configuration:
         """The fastest configuration that fits; `fixed`, if that is not faster than the script as written."""
-        found = min((t for t in self.records if t.usable and fits(t.configuration)), key=_seconds_of, default=None)
-        gains = found is not None and found.seconds < self._baseline.seconds
-        return found.configuration if found is not None and gains else fixed
+        fitting = (t for t in self.records if t.usable and fits(t.configuration))
+        found = min(fitting, key=lambda t: t.seconds, default=None)
+        return found.configuration if found is not None and found.seconds < self._baseline.seconds else fixed
 
     @property
     def kept_for_accumulation(self) -> int:
@@ -370,10 +366,6 @@ class Trials:
         best = min((t for t in self.records if t.usable), key=lambda t: t.seconds, default=None)
         self._observer.trial(record, self._asked.trials, best, left)
         return record
-
-
-def _seconds_of(trial: TrialRecord) -> float:
-    return trial.seconds
 
 
 def _to_blame(hook: Configuration) -> tuple[str, Value]:

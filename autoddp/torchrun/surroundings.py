@@ -61,6 +61,7 @@ def _follow(ahead: float) -> None:
 
 
 def follow_clock_as_told() -> None:
+    """Go by the clock that the launcher which has started this process goes by, see `follow_clock`."""
     if ahead := float(os.environ.get(AHEAD, "0")):
         _follow(ahead)
 

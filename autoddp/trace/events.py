@@ -18,9 +18,7 @@ from autoddp.timing.timeline import Bucket, Timeline
 from autoddp.trace.order import Part, order_of, reductions_of, step_of
 from autoddp.version import __version__
 
-_THREADS = (
-    1000  # numbers of threads of each process: no two processes share one, because Perfetto mixes some of them up
-)
+_THREADS = 1000  # numbers of threads of each process: no two processes share one, or Perfetto mixes some of them up
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ class WorkerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     socket: str = ""
     """Path of the launcher's Unix socket."""
     scratch: str = ""
-    """Folder for whatever the script writes while tuning."""
+    """The attempt's folder, in which each rank leaves its heartbeats."""
     threads_pinned: str = ""
     """Why the number of threads must stay as it is; "" if it may be tuned."""
     interfaces: str = ""
@@ -79,8 +79,6 @@ class WorkerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """What the launcher has set because of the recipe."""
     bypass: bool = False
     """Leave the reduction out where DDP's process group has one rank; the launcher starts no more."""
-    checks_parameters: bool = True
-    """Whether the ranks' parameters are compared now and then, see `worker.gradients.equal_parameters`."""
     watch: WatchPlan | None = None
     """How a hook of the near or lossy rung is watched; None: not at all."""
 

@@ -56,6 +56,14 @@ def test_numbers_are_found_as_they_are_printed(tmp_path: Path) -> None:
     assert found.cost({0: 9}) == 3.0
 
 
+def test_a_look_that_comes_within_a_letter_loses_no_number(tmp_path: Path) -> None:
+    found, whole = printed(tmp_path, "regex:max:débit ([^ ]+)", r0=""), "débit 3 \ndébit 2 \n".encode()
+    for end in (2, len(whole)):  # é has two bytes
+        log(tmp_path, 0).write_bytes(whole[:end])
+        found.look()
+    assert found.counts == {0: 2}
+
+
 def test_of_two_ranks_that_print_it_the_worse_one_counts(tmp_path: Path) -> None:
     ranks = {"r0": "rate 10 \nrate 30 \nrate 20 \n", "r1": "rate 8 \nrate 4 \n"}
     found = printed(tmp_path, RATE, **ranks)

@@ -80,7 +80,7 @@ def test_any_worker_config_comes_back(config: WorkerConfig) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "3", '{"surplus": 1}', '{"checks_parameters": 1}', '{"configuration": {"hook": 1}}', '{"watch": {}}'],
+    ["", "[]", "3", '{"surplus": 1}', '{"bypass": 1}', '{"configuration": {"hook": 1}}', '{"watch": {}}'],
 )
 def test_what_is_no_worker_config(text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011

@@ -41,7 +41,7 @@ from autoddp.worker.effects.compiling import Compiling
 from autoddp.worker.gradients.switch import ReductionSwitch
 from autoddp.worker.hooks.bucket import GradBucket
 from autoddp.worker.hooks.exact import exact_mean
-from autoddp.worker.observe.stopwatch import WallStopwatch
+from autoddp.worker.observe.stopwatch import Stopwatch
 from autoddp.worker.process.rank_store import RankStore
 from autoddp.worker.trial.experiments import Experiments
 from autoddp.worker.trial.live_ddp import LiveDdp
@@ -152,7 +152,7 @@ def one_run(planted: Planted, sleeps: bool, seed: int, patch: Patch, switch: Red
     model.register_comm_hook(model.process_group, hook_of(planted.reduction * sleeps, entered))
     optimizer, luck = torch.optim.SGD(model.parameters(), lr=0.01), random.Random(1000 * seed + rank)
     director = StudyDirector(rank)
-    stopwatch: Any = WallStopwatch() if sleeps else PlantedStopwatch(planted, rank, seed, switch)
+    stopwatch: Any = Stopwatch(torch.device("cpu")) if sleeps else PlantedStopwatch(planted, rank, seed, switch)
     runner = TrialRunner(
         LiveDdp(patch, switch, (), Compiling(patch.alive), Experiments(patch)), ranks, director, stopwatch
     )

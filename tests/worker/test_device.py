@@ -24,7 +24,7 @@ from autoddp.worker.gradients.comparison import SAMPLED
 from autoddp.worker.graphs.capture import Sample, capture
 from autoddp.worker.graphs.signature import signature_of
 from autoddp.worker.observe.stages import Stages
-from autoddp.worker.observe.stopwatch import CudaStopwatch, WallStopwatch, stopwatch_for
+from autoddp.worker.observe.stopwatch import Stopwatch
 from autoddp.worker.process.device import (
     Backlog,
     as_current,
@@ -33,7 +33,6 @@ from autoddp.worker.process.device import (
     keep_busy,
     memory_reserved,
     seed,
-    synchronize,
 )
 from autoddp.worker.trial import tuning
 from autoddp.worker.trial.live_ddp import LiveDdp
@@ -55,8 +54,7 @@ def model_with(*parameters: Any) -> Any:
 
 
 def test_steps_are_timed_on_the_models_device(cuda: FakeCuda) -> None:
-    watch = stopwatch_for(SECOND)
-    assert isinstance(watch, CudaStopwatch)
+    watch = Stopwatch(SECOND)
     watch.start()
     for seconds in (0.5, 0.25):
         cuda.run(SECOND.index, seconds)
@@ -84,8 +82,10 @@ def test_a_device_is_stuck_in_what_it_does_not_finish(cuda: FakeCuda) -> None:
 
 
 def test_a_cpus_steps_need_no_device(cuda: FakeCuda) -> None:
-    assert isinstance(stopwatch_for(torch.device("cpu")), WallStopwatch)
-    synchronize(torch.device("cpu"))
+    watch = Stopwatch(torch.device("cpu"))
+    watch.start()
+    watch.lap()
+    assert len(watch.stop()) == 1
     assert cuda.contexts == set()
 
 

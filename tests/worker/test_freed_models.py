@@ -21,7 +21,7 @@ from autoddp.wire import BlockDone, Finish, Measure, Message
 from autoddp.worker.ddp.patch import Patch
 from autoddp.worker.effects.compiling import Compiling
 from autoddp.worker.gradients.switch import ReductionSwitch
-from autoddp.worker.observe.stopwatch import WallStopwatch
+from autoddp.worker.observe.stopwatch import Stopwatch
 from autoddp.worker.process.rank_store import RankStore
 from autoddp.worker.trial.experiments import Experiments
 from autoddp.worker.trial.live_ddp import DdpObjects, LiveDdp
@@ -70,7 +70,7 @@ def drops_a_model(rank: int) -> dict[str, Any]:
         gc.collect()
     held_before = len(patch.alive())
     model = LiveDdp(patch, switch, (DdpObjects(patch),), Compiling(patch.alive), Experiments(patch))
-    runner = TrialRunner(model, RankStore(), Orders(), WallStopwatch())
+    runner = TrialRunner(model, RankStore(), Orders(), Stopwatch(torch.device("cpu")))
     try:
         for step in range(100):
             optimizer.zero_grad()

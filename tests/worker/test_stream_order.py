@@ -34,7 +34,7 @@ from autoddp.worker.graphs import Graphs
 from autoddp.worker.observe.host_device import _HostCopy
 from autoddp.worker.observe.loader import LoaderEvents, Loaders
 from autoddp.worker.observe.stages import Stages
-from autoddp.worker.observe.stopwatch import CudaStopwatch
+from autoddp.worker.observe.stopwatch import Stopwatch
 from autoddp.worker.observe.timeline import Recording
 from autoddp.worker.process import device as device_module
 
@@ -206,7 +206,7 @@ def test_stamps_are_read_when_the_device_has_reached_them(cuda: OrderedCuda, gro
     """`OrderedCuda` refuses the time of an event for which the host has not waited."""
     with cuda.watching():
         job = Job(group)
-        stopwatch, stages, recording = CudaStopwatch(CPU), Stages(), Recording(lambda: [job.wrapped])
+        stopwatch, stages, recording = Stopwatch(CPU), Stages(), Recording(lambda: [job.wrapped])
         job.apply({"hook": "bf16"}, lambda hook, group, model: recording.around(hook, group))
         recording.prepare()
         stopwatch.start()
@@ -385,7 +385,7 @@ def test_a_stamp_that_is_read_too_early_is_refused(
 ) -> None:
     monkeypatch.setattr("autoddp.worker.observe.stopwatch.synchronize", nothing)
     with cuda.watching():
-        watch = CudaStopwatch(CPU)
+        watch = Stopwatch(CPU)
         watch.start()
         torch.ones(1).mul(2)
         watch.lap()

@@ -28,7 +28,7 @@ from autoddp.worker.ddp.patch import Patch
 from autoddp.worker.effects.compiling import Compiling
 from autoddp.worker.gradients.access import add_handler
 from autoddp.worker.gradients.switch import ReductionSwitch
-from autoddp.worker.observe.stopwatch import WallStopwatch
+from autoddp.worker.observe.stopwatch import Stopwatch
 from autoddp.worker.observe.timeline import Recording
 from autoddp.worker.process.rank_store import RankStore
 from autoddp.worker.trial.experiments import Experiments
@@ -226,7 +226,7 @@ def blocks(rank: int) -> list[Any]:
     experiments.install()
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
     model = LiveDdp(patch, switch, (DdpObjects(patch),), Compiling(patch.alive), experiments)
-    runner = TrialRunner(model, store, orders, WallStopwatch())
+    runner = TrialRunner(model, store, orders, Stopwatch(torch.device("cpu")))
     loader = DataLoader(TensorDataset(torch.randn(400, WIDTH)), batch_size=8)
     try:
         for step, (batch,) in enumerate(loader):

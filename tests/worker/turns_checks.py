@@ -26,7 +26,7 @@ from autoddp.wire import BlockDone, Experiment, Finish, Measure, Message
 from autoddp.worker.ddp.patch import Patch
 from autoddp.worker.effects.compiling import Compiling
 from autoddp.worker.gradients.switch import ReductionSwitch
-from autoddp.worker.observe.stopwatch import WallStopwatch
+from autoddp.worker.observe.stopwatch import Stopwatch
 from autoddp.worker.process.rank_store import RankStore
 from autoddp.worker.trial.experiments import Experiments
 from autoddp.worker.trial.live_ddp import LiveDdp
@@ -86,7 +86,7 @@ def main() -> None:
     model = DDP(nn.Linear(4, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     live = LiveDdp(patch, switch, (), Compiling(patch.alive), experiments)
-    runner = TrialRunner(live, RankStore(), orders, WallStopwatch())
+    runner = TrialRunner(live, RankStore(), orders, Stopwatch(torch.device("cpu")))
     steps: list[tuple[float, float]] = []
     try:
         for step in itertools.count():

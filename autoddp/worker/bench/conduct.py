@@ -28,12 +28,7 @@ def conduct(
 
 
 def _sweep(
-    lockstep: Lockstep,
-    layout: str,
-    groups: Sequence[Sequence[int]],
-    settings: Settings,
-    budget: float,
-    room: int,
+    lockstep: Lockstep, layout: str, groups: Sequence[Sequence[int]], settings: Settings, budget: float, room: int
 ) -> Sweep:
     ranks = max(map(len, groups))
 

@@ -41,6 +41,9 @@ class DdpEvents:
     def script_registered(self, wrapped: Wrapped) -> None:
         """The script has registered a communication hook of its own."""
 
+    def forget(self, wrapped: Wrapped) -> None:
+        """The object is about to be as the script wrote it again, and stays so."""
+
     def unknown_trains(self) -> None:
         """An object that its constructor has not built, but pickle or `copy`, begins a forward pass of training.
 
@@ -85,6 +88,11 @@ class DdpHandlers(DdpEvents):
         """See `DdpEvents`."""
         for one in tuple(self.handlers):
             one.script_registered(wrapped)
+
+    def forget(self, wrapped: Wrapped) -> None:
+        """See `DdpEvents`."""
+        for one in tuple(self.handlers):
+            one.forget(wrapped)
 
     def unknown_trains(self) -> None:
         """See `DdpEvents`."""

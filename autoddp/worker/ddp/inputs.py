@@ -11,10 +11,9 @@ import torch
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.recipe import merged, with_model
-from autoddp.worker.ddp import private
 from autoddp.worker.ddp.handlers import DdpEvents
 from autoddp.worker.ddp.held import entries_of, field_of, parts_of
-from autoddp.worker.ddp.private import is_joining
+from autoddp.worker.ddp.private import device_of, is_joining
 from autoddp.worker.ddp.wrapped import Wrapped
 
 _MOST = 64  # inputs of one model; a batch of more is described by the first of them
@@ -120,7 +119,7 @@ class InputsSeen(DdpEvents):
         if wrapped is None or not (compares(ddp) and self._reduces(ddp)):
             return
         digest = wrapped.digest
-        now = inputs_of(args, kwargs, device_of(ddp))
+        now = inputs_of(args, kwargs, device_of(ddp).type)
         if now != self._last.get(digest):  # else nothing is new, and nothing is merged
             self._last[digest] = now
             self._of[digest] = merged(self._of.get(digest, ()), now)
@@ -129,11 +128,6 @@ class InputsSeen(DdpEvents):
         """The texts of the models with these digests, in their order."""
         found = [with_model(self._of.get(digest, ()), n, len(digests)) for n, digest in enumerate(digests)]
         return tuple(text for texts in found for text in texts)
-
-
-def device_of(ddp: DDP) -> str:
-    """The type of device on which its parameters are: "cpu" or "cuda"."""
-    return private.device_of(ddp).type
 
 
 def compares(ddp: DDP) -> bool:

@@ -88,11 +88,11 @@ def ask_before_preparing(may_reduce: Callable[[Any], bool]) -> None:
 
 
 def _wrapped_by(wrap: Callable[[Method], Method], method: Method) -> Method:
-    return _skipped_by_dynamo(functools.wraps(method)(wrap(method)))
+    return skipped_by_dynamo(functools.wraps(method)(wrap(method)))
 
 
-def _skipped_by_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, skipped by Dynamo: Dynamo skips DDP's file, and must also skip our wrappers of its methods.
+def skipped_by_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, which torch.compile skips. It skips DDP's file, and has to skip our wrappers of DDP's methods too.
 
     `functools.wraps` copies what an earlier wrapper of the method has, also the attribute by which torch 2.7 and 2.8
     find the function to skip: they would give back that wrapper's, and leave this one out.

@@ -91,7 +91,7 @@ class UsedParameters(DdpEvents):
             self.built(one)
 
     def forget(self, wrapped: Wrapped) -> None:
-        """Forget an object that is as written again."""
+        """See `DdpEvents`."""
         watched = self._watched.pop(wrapped, None)
         if watched is not None:
             watched.stop()

@@ -53,13 +53,9 @@ class Compiling(Effect):
             self._compiler = TorchCompile()
         if self._compiler is not None:
             self._compiler.cut(at_buckets)
-        if self._begun:
-            self._compile_anew(replayed)
-        else:  # no model is compiled yet, so there is nothing to compare
+        if not self._begun or self._compiler is None:  # no model is compiled yet, so there is nothing to compare
             self.replays.on = replayed
-
-    def _compile_anew(self, replayed: bool) -> None:
-        assert self._compiler is not None
+            return
         self._compiler.begin_again()
         if replayed:
             self.replays.prove(self._compiler)

@@ -22,13 +22,14 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from types import CodeType
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.utils import clip_grad
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from autoddp.worker.ddp.private import skipped_by_dynamo
 from autoddp.worker.ddp.wrapped import Wrapped
 
 
@@ -102,10 +103,6 @@ def _has(handler: GradientHandler, event: Callable[..., Any]) -> bool:
 
 def _tell(event: Callable[..., Any], *what: Any) -> bool:
     """Call this method of all handlers. Whether one of them says yes."""
-    return _tell_all(event, *what)
-
-
-def _tell_all(event: Callable[..., Any], *what: Any) -> bool:
     return True in [getattr(handler, event.__name__)(*what) for handler in _handlers]
 
 
@@ -115,18 +112,14 @@ def _norm_read(function: str, parameters: Sequence[torch.Tensor], norm: torch.Te
     return norm
 
 
+@functools.cache
 def keep_compilers_out() -> None:
     """Have torch.compile leave the handlers alone: the script may compile a function that clips, steps and clears.
 
     Call this when there is a model: to tell torch.compile so imports its machinery, which takes a second.
     """
-    global _tell_all, _norm_read
-    if not _is_kept_out:
-        _tell_all, _norm_read = torch.compiler.disable(_tell_all), torch.compiler.disable(_norm_read)
-        _is_kept_out.append(True)
-
-
-_is_kept_out: list[bool] = []
+    global _tell, _norm_read
+    _tell, _norm_read = torch.compiler.disable(_tell), torch.compiler.disable(_norm_read)
 
 
 def parameters_of(wrapped: Iterable[Wrapped]) -> list[nn.Parameter]:
@@ -215,7 +208,7 @@ def _watched_grad() -> property:
             frame, count = frame.f_back, count + 1
         return count
 
-    frames: int = _skipped(frames_to_here)()  # more than one: some versions of torch put a function around it
+    frames: int = skipped_by_dynamo(frames_to_here)()  # more than one: some versions of torch put a function around it
 
     def read(parameter: nn.Parameter) -> torch.Tensor | None:
         gradient: torch.Tensor | None = _GRAD.__get__(parameter)
@@ -223,12 +216,7 @@ def _watched_grad() -> property:
         note(parameter, gradient, str(reader.f_globals.get("__name__", "")), reader.f_code, reader.f_lasti)
         return gradient
 
-    return property(_skipped(read), _GRAD.__set__, _GRAD.__delete__)
-
-
-def _skipped(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, which torch.compile does not look into."""
-    return cast("Callable[..., Any]", torch.compiler.disable(function, recursive=False))
+    return property(skipped_by_dynamo(read), _GRAD.__set__, _GRAD.__delete__)
 
 
 def _note(parameter: nn.Parameter, gradient: torch.Tensor | None, module: str, code: CodeType, place: int) -> None:

@@ -68,7 +68,7 @@ class LocalBuffers(DdpEvents):
             self._norms[wrapped] = None
 
     def forget(self, wrapped: Wrapped) -> None:
-        """Forget an object that is as written again."""
+        """See `DdpEvents`."""
         self._norms.pop(wrapped, None)
 
     def forward_begins(self, ddp: DDP) -> None:

@@ -154,12 +154,7 @@ class Comparison:
         return slice(place.start, place.stop, max(1, -(-size // (self.sampled or size or 1))))
 
     def _add(
-        self,
-        order: int,
-        parts: _Parts,
-        exact: list[torch.Tensor],
-        difference: list[torch.Tensor],
-        norms: torch.Tensor,
+        self, order: int, parts: _Parts, exact: list[torch.Tensor], difference: list[torch.Tensor], norms: torch.Tensor
     ) -> None:
         """Add to the sums over the steps. A bucket with an infinite value counts as zeros, or it would stay so."""
         # Not torch.where with a number: torch copies it to the device, and the host waits for that copy.

@@ -87,7 +87,7 @@ class ParameterCheck(DdpEvents, GradientHandler):
         self._built += 1
 
     def forget(self, wrapped: Wrapped) -> None:
-        """Compare this object no more: it is as written again."""
+        """See `DdpEvents`."""
         self._objects.pop(wrapped, None)
 
     def forward_begins(self, ddp: DDP) -> None:
@@ -161,9 +161,8 @@ class ParameterCheck(DdpEvents, GradientHandler):
             f"{self._knobs}: the job stops; launch it without the recipe (--trials 0), or tune again (--trials 20)"
         )
         tell(why)
-        store.set(
-            said, f"{one.passes + 1} autoddp: {why}"
-        )  # a backward pass lies before the next one, so all ranks see this by then
+        # A backward pass lies before the next forward pass, so all ranks see this by then.
+        store.set(said, f"{one.passes + 1} autoddp: {why}")
 
 
 def _forget_old(step: int, one: _Object, store: Any) -> None:

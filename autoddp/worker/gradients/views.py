@@ -172,7 +172,7 @@ class BucketViews(DdpEvents):
             self._objects.append(one)
 
     def forget(self, wrapped: Wrapped) -> None:
-        """Forget an object that is as written again."""
+        """See `DdpEvents`."""
         self._objects = [one for one in self._objects if one.wrapped is not wrapped]
 
     def forward_begins(self, ddp: DDP) -> None:

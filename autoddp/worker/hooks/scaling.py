@@ -41,7 +41,7 @@ class Level:
 
     def __init__(self, device: torch.device, height: torch.Tensor | None = None) -> None:
         """`height`: of a bucket that is presumably alike."""
-        self._height = torch.zeros((), dtype=torch.int32, device=device) if height is None else height.clone()
+        self.height = torch.zeros((), dtype=torch.int32, device=device) if height is None else height.clone()
         """The exponent of the largest mean, as float32 keeps it, in quarters; 0: none has arrived yet."""
         self._room = _ROOM_WITH_A_SECOND_TRY if can_send_again(device) else _ROOM
         # Written in place and never replaced: the stream that receives a bucket is not the one that sends it.
@@ -50,17 +50,12 @@ class Level:
         self.is_known = False
         """Whether the power is right for this reduction; else the bucket has to be sent in full precision."""
 
-    @property
-    def height(self) -> torch.Tensor:
-        """See `__init__`."""
-        return self._height
-
     def begin(self, is_known: bool) -> None:
         """A reduction begins, and the one before it is over."""
         # On a CPU it can be seen whether all means so far were zero; elsewhere the power is 1 then.
-        self.is_known = is_known and (not can_send_again(self._height.device) or bool(self._height))
-        exponent = (self._height + (_QUARTERS - 1)) // _QUARTERS
-        lift = (_TOP - self._room + _BIAS - exponent).clamp_max_(_MOST).masked_fill_(self._height == 0, 0)
+        self.is_known = is_known and (not can_send_again(self.height.device) or bool(self.height))
+        exponent = (self.height + (_QUARTERS - 1)) // _QUARTERS
+        lift = (_TOP - self._room + _BIAS - exponent).clamp_max_(_MOST).masked_fill_(self.height == 0, 0)
         self.scale.copy_(_power(lift))
         self.inverse.copy_(_power(-lift))
 
@@ -74,18 +69,18 @@ class Level:
         If all of it is zero, the bucket is sent in full precision until it is not.
         """
         if not mean.any():
-            self._height.zero_()
+            self.height.zero_()
         self.learn(mean)
 
     def learn_largest(self, largest: torch.Tensor) -> None:
         """The mean's largest value is known. What is not finite tells nothing; zeros may have been too small."""
         exponent = largest.view(torch.int32) >> _EXPONENT
-        now, fallen = exponent * _QUARTERS, self._height - 1
+        now, fallen = exponent * _QUARTERS, self.height - 1
         seen = torch.minimum(torch.maximum(fallen, now), now + _LAG)
         lowest = (_TOP - self._room + _BIAS - _MOST_FOR_ZEROS) * _QUARTERS
-        unseen = torch.where(self._height > lowest, fallen, self._height)
+        unseen = torch.where(self.height > lowest, fallen, self.height)
         tells = exponent <= 2 * _BIAS
-        self._height.copy_(torch.where(tells, torch.where(exponent > 0, seen, unseen), self._height))
+        self.height.copy_(torch.where(tells, torch.where(exponent > 0, seen, unseen), self.height))
 
 
 def largest_in(values: torch.Tensor) -> torch.Tensor:

@@ -77,10 +77,7 @@ class _Applied(DdpHandlers):
         self._compiling = Compiling(patch.alive)
         self._graphs = Graphs(self._with_graphs, switch.reduces)
         self._graphs_in_the_job: GraphsInTheJob | None = None
-        self._check: ParameterCheck | None = None
-        self._local_buffers: LocalBuffers | None = None
         self._used_parameters: UsedParameters | None = None
-        self._bucket_views: BucketViews | None = None
         super().__init__([self._fitting])
         self._has_unpickled = self._has_captured = self._watches = False
 
@@ -88,19 +85,18 @@ class _Applied(DdpHandlers):
         """Patch what the configuration and its checks need, and no more."""
         configuration, patch = self._configuration, self._patch
         patch.around = self._fitting.around
-        if config.checks_parameters and knobs_that_part_ranks(configuration):
-            self._check = ParameterCheck(knobs_that_part_ranks(configuration), self._switch)
-            self.handlers.append(self._check)
+        if knobs := knobs_that_part_ranks(configuration):
+            self.handlers.append(ParameterCheck(knobs, self._switch))
         if STATIC_GRAPH.of(configuration):
             stop = functools.partial(_stop, config.recipe)
-            self._used_parameters = UsedParameters(self._switch, patch.of, _learn_no_graph, stop)
+            learns_none = functools.partial(_left_out, STATIC_GRAPH.name)
+            self._used_parameters = UsedParameters(self._switch, patch.of, learns_none, stop)
             self.handlers.append(self._used_parameters)
         if BROADCAST_BUFFERS.name in configuration:
-            self._local_buffers = LocalBuffers(self._switch, _broadcast_again)
-            self.handlers.append(self._local_buffers)
+            self.handlers.append(LocalBuffers(self._switch, functools.partial(_left_out_later, BROADCAST_BUFFERS.name)))
         if GRADIENT_AS_BUCKET_VIEW.of(configuration):
-            self._bucket_views = BucketViews(self._switch, _give_copies)
-            self.handlers.append(self._bucket_views)
+            left_out = functools.partial(_left_out_later, GRADIENT_AS_BUCKET_VIEW.name)
+            self.handlers.append(BucketViews(self._switch, left_out))
         if DEFER_REDUCTIONS.name in configuration or ACCUMULATE_STEPS.name in configuration:
             self.handlers += [
                 FirstSteps(patch.alive, self._implicit_no_sync, self._accumulation, _warn),
@@ -143,7 +139,7 @@ class _Applied(DdpHandlers):
         binding = Binding(next((p.device for _, p in module.named_parameters()), torch.device("cpu")))
         threads = Threads(os.environ.get(THREADS.variable), pinned="")
         if NUMA_BINDING.name in self._configuration and binding.why_not:
-            _warn(f"the recipe's {NUMA_BINDING.name} is left out: {binding.why_not}")
+            _left_out(NUMA_BINDING.name, binding.why_not)
         self._effects = effects_of(
             self._patch,
             binding=binding,
@@ -166,25 +162,18 @@ class _Applied(DdpHandlers):
         """See `DdpEvents`."""
         keep_compilers_out()
         if wrapped.takes and wrapped.is_sparse and HOOK.of(self._configuration):
-            _warn(f"the recipe's {HOOK.name} is left out: {SPARSE}")
+            _left_out(HOOK.name, SPARSE)
         super().built(wrapped)
 
     def _refused(self, wrapped: Wrapped, all_differ: bool) -> None:
         """Back to as written, in a forward pass: the object, and what concerns the process if no model fits."""
         wrapped.takes = False
-        if self._used_parameters is not None:
-            self._used_parameters.forget(wrapped)
-        if self._bucket_views is not None:
-            self._bucket_views.forget(wrapped)
-        if self._local_buffers is not None:
-            self._local_buffers.forget(wrapped)
-            wrapped.broadcast_buffers()
+        self.forget(wrapped)
+        wrapped.broadcast_buffers()
         if wrapped.is_changed:
             wrapped.rebuild(AS_WRITTEN, None)
         self._implicit_no_sync.end()
         self._accumulation.stop()
-        if self._check is not None:
-            self._check.forget(wrapped)
         if not all_differ:
             return
         self._patch.configuration = AS_WRITTEN
@@ -204,7 +193,7 @@ class _Applied(DdpHandlers):
         """The script enters `join()`, and from some step on DDP is to divide by fewer ranks than a hook does."""
         wrapped = self._patch.of(ddp)
         if wrapped is not None and wrapped.leave_out_hook():
-            _warn(f"the recipe's {HOOK.name} is left out from here on: {DIVIDES_BY_THOSE_LEFT}")
+            _left_out_later(HOOK.name, DIVIDES_BY_THOSE_LEFT)
 
     def script_captures(self, ddp: DDP) -> None:
         """See `DdpEvents`."""
@@ -218,7 +207,7 @@ class _Applied(DdpHandlers):
         of_buckets = (name for name in OF_BUCKETS if name in self._configuration)
         left_out = list(of_buckets) if wrapped.takes and wrapped.hook_sees_buckets else []
         for name in left_out:
-            _warn(f"the recipe's {name} is left out: {OWN_HOOK_SEES_BUCKETS}")
+            _left_out(name, OWN_HOOK_SEES_BUCKETS)
         if STATIC_GRAPH.name in left_out and self._used_parameters is not None:
             self._used_parameters.forget(wrapped)
         super().script_registered(wrapped)
@@ -238,12 +227,12 @@ def _around_both(outer: Around, inner: Around) -> Around:
     return lambda hook, group, model: outer(inner(hook, group, model), group, model)
 
 
-def _broadcast_again(why: str) -> None:
-    _warn(f"the recipe's {BROADCAST_BUFFERS.name} is left out from here on: {why}")
+def _left_out(name: str, why: str) -> None:
+    _warn(f"the recipe's {name} is left out: {why}")
 
 
-def _learn_no_graph(why: str) -> None:
-    _warn(f"the recipe's {STATIC_GRAPH.name} is left out: {why}")
+def _left_out_later(name: str, why: str) -> None:
+    _warn(f"the recipe's {name} is left out from here on: {why}")
 
 
 def _stop(recipe: str, why: str) -> None:
@@ -256,10 +245,6 @@ def _stop(recipe: str, why: str) -> None:
     text = f"the recipe's {why}: the job stops; {without}, or launch it without the recipe (--trials 0)"
     tell(text)
     raise RuntimeError(f"autoddp: {text}")
-
-
-def _give_copies(why: str) -> None:
-    _warn(f"the recipe's {GRADIENT_AS_BUCKET_VIEW.name} is left out from here on: {why}")
 
 
 def _give_up(why: str) -> None:

@@ -19,7 +19,7 @@ from autoddp.worker.ddp.wrapped import Wrapped
 from autoddp.worker.gradients.access import parameters_of
 from autoddp.worker.gradients.switch import ReductionSwitch
 from autoddp.worker.observe.step_clock import StepClock
-from autoddp.worker.observe.stopwatch import Stopwatch, stopwatch_for
+from autoddp.worker.observe.stopwatch import Stopwatch
 
 _WARMUP = 10  # steps of the job before anything is timed
 _SETTLE = 3  # steps after each change: DDP rebuilds its buckets at the second
@@ -107,8 +107,7 @@ class _Bypass(DdpEvents):
         self._steps_left = _SETTLE
 
     def _time(self) -> None:
-        device = parameters_of(self._patch.alive())[0].device
-        self._stopwatch = stopwatch_for(device)
+        self._stopwatch = Stopwatch(parameters_of(self._patch.alive())[0].device)
         self._stopwatch.start()
         self._steps_left = _BLOCK
 

@@ -26,9 +26,9 @@ from autoddp.recipe import input_differences, of_model
 from autoddp.wire.started_with import local_rank, started_with
 from autoddp.worker.ddp.backward import after_this_backward, when_backward_begins
 from autoddp.worker.ddp.handlers import DdpEvents
-from autoddp.worker.ddp.inputs import compares, device_of, inputs_of
+from autoddp.worker.ddp.inputs import compares, inputs_of
 from autoddp.worker.ddp.model import Model
-from autoddp.worker.ddp.private import store_of
+from autoddp.worker.ddp.private import device_of, store_of
 from autoddp.worker.ddp.wrapped import Wrapped, why_another_world
 from autoddp.worker.gradients.switch import ReductionSwitch
 from autoddp.worker.hooks import Hook
@@ -124,7 +124,7 @@ class Fitting(DdpEvents):
             return
         digests = self._expected.digests
         wanted = of_model(self._expected.inputs, digests.index(one.wrapped.digest), len(digests))
-        one.mine = "; ".join(input_differences(wanted, inputs_of(args, kwargs, device_of(ddp)))) if wanted else ""
+        one.mine = "; ".join(input_differences(wanted, inputs_of(args, kwargs, device_of(ddp).type))) if wanted else ""
         store = store_of(ddp)
         if ddp.process_group.size() == 1:
             one.answer = one.mine

@@ -116,7 +116,7 @@ class Collectives:
             for_objects = name.endswith(_FOR_OBJECTS) and not name.startswith("_")
             # By the name first: torch warns of some of its objects where they are looked at.
             if (name in WITH_GROUPS or for_objects) and isinstance(function, FunctionType):
-                patched = self._pickling(name, function) if for_objects else self._making(name, function)
+                patched = self._noting(name, function, for_objects)
                 setattr(dist.distributed_c10d, name, patched)
                 setattr(dist, name, patched)
 
@@ -172,21 +172,9 @@ class Collectives:
 
         return _named(wait, "wait", original)
 
-    def _making(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def patched(*args: Any, **kwargs: Any) -> Any:
-            recorder = self.recorder
-            if recorder is None or not recorder.on:
-                return function(*args, **kwargs)
-            began = time.perf_counter()
-            made = function(*args, **kwargs)
-            group = made if made is not None else args[0] if args else kwargs.get("group")
-            recorder.made(name, group, began, time.perf_counter())
-            return made
+    def _noting(self, name: str, function: Callable[..., Any], for_objects: bool) -> Callable[..., Any]:
+        """`function`, whose calls the recorder notes: one for objects, else one that makes or destroys groups."""
 
-        return patched
-
-    def _pickling(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def patched(*args: Any, **kwargs: Any) -> Any:
             recorder = self.recorder
@@ -194,7 +182,11 @@ class Collectives:
                 return function(*args, **kwargs)
             began = time.perf_counter()
             result = function(*args, **kwargs)
-            recorder.pickled(name, began, time.perf_counter())
+            if for_objects:
+                recorder.pickled(name, began, time.perf_counter())
+            else:
+                group = result if result is not None else args[0] if args else kwargs.get("group")
+                recorder.made(name, group, began, time.perf_counter())
             return result
 
         return patched

@@ -30,6 +30,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from autoddp.wire.recorded_calls import LAST_NTH, BuildsNamed, UsedNamed, WaitsNamed
+from autoddp.worker.observe.host_device import Methods
 
 _SHORTEST, _LONGEST = 0.3, 3.0  # seconds of a watch
 _OFTEN = 3  # times that each place is seen, from which the shortest watch is long enough
@@ -82,7 +83,7 @@ class FirstUses:
     ) -> None:
         self._clock, self._script_frame, self._say = clock, script_frame, say
         self._operations = _Operations(self._touched, self._made)
-        self._before: dict[str, Any] = {}
+        self._methods = Methods(torch.Tensor)
         self._thread = 0
         self._began = 0.0
         self._gap_began = 0.0
@@ -106,9 +107,8 @@ class FirstUses:
             return False
         self._thread, self._began = threading.get_ident(), now
         self._operations.__enter__()  # type: ignore[no-untyped-call]
-        self._before = {name: vars(torch.Tensor).get(name) for name in _PAST_THE_DISPATCHER}
         for name in _PAST_THE_DISPATCHER:
-            setattr(torch.Tensor, name, _telling(name, self._touched))
+            self._methods.replace(name, functools.partial(_telling, self._touched))
         return True
 
     def is_over(self, now: float) -> bool:
@@ -138,12 +138,7 @@ class FirstUses:
 
     def stop(self) -> None:
         """Look at nothing any more, at any moment, and in a fork. A mode that has to stay hears of nothing."""
-        for name, before in self._before.items():
-            if before is None:  # its class inherits the method
-                delattr(torch.Tensor, name)
-            else:
-                setattr(torch.Tensor, name, before)
-        self._before.clear()
+        self._methods.restore()
         self._open.clear()
         self._newest.clear()
         self._calls = 0
@@ -290,9 +285,8 @@ def _runs_compiled_functions() -> bool:
     return dynamo is not None and dynamo.counters["frames"]["ok"] > 0
 
 
-def _telling(name: str, tell: Callable[[Any], None]) -> Any:
+def _telling(tell: Callable[[Any], None], original: Any) -> Any:
     """The method of tensors, which tells first that it reads one."""
-    original = getattr(torch.Tensor, name)
 
     def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         tell(self)

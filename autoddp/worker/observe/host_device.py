@@ -40,7 +40,7 @@ _COPIES = ("cpu", "to")
 """Methods whose result may be a part of what is differentiated."""
 
 
-class _Methods:
+class Methods:
     """Attributes of a class or a module that are replaced for a while."""
 
     def __init__(self, owner: Any) -> None:
@@ -75,7 +75,7 @@ class CopiesToDevice:
 
     def __init__(self, begin: Callable[[], str], end: Callable[[str], None]) -> None:
         self._begin, self._end = begin, end
-        self._methods = _Methods(torch.Tensor)
+        self._methods = Methods(torch.Tensor)
         self._trains = TrainingThread()
         self.non_blocking = False
         """Whether the host does not wait for copies from pinned memory, whatever the script asks for."""
@@ -122,7 +122,7 @@ class DeviceWaits:
 
     def __init__(self, device_type: str = "cuda") -> None:
         self._type = device_type
-        self._tensor, self._cuda = _Methods(torch.Tensor), _Methods(torch.cuda)
+        self._tensor, self._cuda = Methods(torch.Tensor), Methods(torch.cuda)
         self._watches = self._late = False
         self._waited: dict[str, float] = {}
         self._last: dict[object, _HostCopy] = {}

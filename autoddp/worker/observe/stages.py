@@ -38,7 +38,7 @@ from autoddp.worker.gradients.access import GradientHandler
 from autoddp.worker.observe.host_device import CopiesToDevice, DeviceWaits
 from autoddp.worker.observe.kernel_accounts import PageFaultCount, PageFaults, WaitedForCpu, waited_for_cpu
 from autoddp.worker.observe.loader import LoaderEvents
-from autoddp.worker.process.device import current_stream, is_gpu, keep_busy, mark, synchronize
+from autoddp.worker.process.device import current_stream, is_gpu, keep_busy, mark, seconds_between, synchronize
 
 _END_OF_STEP = "end of step"
 _COUNTS = 6
@@ -91,8 +91,6 @@ class Stages(DdpEvents, GradientHandler, LoaderEvents):
         """The device of the model, for `delay`."""
         self.added: Callable[[Optimizer], bool] | None = None
         """Called before optimizers step, in each recorded step until it returns True: a part of the stage `exposed`."""
-        self.stamps = 0
-        """Taken since `start`."""
         self.rank = int(started_with("RANK", "0"))
         self._device = torch.device("cpu")
         self._stream: Any = None
@@ -119,7 +117,7 @@ class Stages(DdpEvents, GradientHandler, LoaderEvents):
         # All stamps are on one stream. On that of a copy beside the step, a stamp would come before those around it.
         self._stream = current_stream(device) if is_gpu(device) else None
         self._in_optimizer = self._in_backward = False
-        self._stage, self.stamps = "other", 0
+        self._stage = "other"
         self._delayed = self._has_added = False
         self._counts = [[0.0] * _COUNTS]
         synchronize(device)
@@ -155,7 +153,7 @@ class Stages(DdpEvents, GradientHandler, LoaderEvents):
         page_faults = self._page_faults.taken()
         synchronize(self._device)
         marks, self._marks = self._marks, []
-        seconds = self._seconds([mark for _, mark in marks])
+        seconds = [seconds_between(self._device, marks[0][1], mark) for _, mark in marks]
         found = _recorded(marks, seconds, self._counts[:-1], waited, page_faults)
         if not is_gpu(self._device):
             return found
@@ -164,7 +162,6 @@ class Stages(DdpEvents, GradientHandler, LoaderEvents):
     def enter(self, stage: str) -> None:
         """Let the step be in that stage from now on."""
         if self.on:
-            self.stamps += 1
             self._stage = stage
             self._put(stage)
         if self.delay is not None:
@@ -191,12 +188,6 @@ class Stages(DdpEvents, GradientHandler, LoaderEvents):
             return
         self._marks.append((stage, mark(self._stream)))
         self._launched.append(time.perf_counter())
-
-    def _seconds(self, marks: Sequence[Any]) -> list[float]:
-        """Seconds of each mark since the first one."""
-        if not is_gpu(self._device):
-            return [mark - marks[0] for mark in marks]
-        return [marks[0].elapsed_time(mark) / 1e3 for mark in marks]
 
     def _collects(self, phase: str, _info: Any) -> None:
         now = time.perf_counter()

@@ -1,35 +1,18 @@
-"""Seconds per step: wall clock on a CPU, events on a CUDA device with one synchronisation per block."""
+"""Seconds per step: wall clock on a CPU, events on a GPU with one synchronisation per block."""
 
 from __future__ import annotations
 
-import time
 from itertools import pairwise
 
 import torch
 
-from autoddp.worker.process.device import current_stream, is_gpu, mark, synchronize
+from autoddp.worker.process.device import seconds_between, stamp, synchronize
 
 
-class WallStopwatch:
-    """For a CPU job: the step is over when Python says so."""
+class Stopwatch:
+    """Times steps of a model on that device. Python runs ahead of a GPU, so there the device itself marks the steps.
 
-    def start(self) -> None:
-        """The block begins now."""
-        self._marks = [time.perf_counter()]
-
-    def lap(self) -> None:
-        """A step has ended."""
-        self._marks.append(time.perf_counter())
-
-    def stop(self) -> list[float]:
-        """Seconds of each step since `start`."""
-        return [after - before for before, after in pairwise(self._marks)]
-
-
-class CudaStopwatch:
-    """For a CUDA job: Python runs ahead of the device, so the device itself marks the steps.
-
-    `device` is the one that the model is on: the process's current device may be another, which stands idle.
+    The process's current device may be another one, which stands idle.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -38,21 +21,13 @@ class CudaStopwatch:
     def start(self) -> None:
         """The block begins when the device has finished what is queued."""
         synchronize(self._device)
-        self._marks = [mark(current_stream(self._device))]
+        self._marks = [stamp(self._device)]
 
     def lap(self) -> None:
-        """A step has been queued."""
-        self._marks.append(mark(current_stream(self._device)))
+        """A step has ended, or been queued."""
+        self._marks.append(stamp(self._device))
 
     def stop(self) -> list[float]:
         """Seconds of each step since `start`, after one synchronisation."""
         synchronize(self._device)
-        return [before.elapsed_time(after) / 1e3 for before, after in pairwise(self._marks)]
-
-
-Stopwatch = WallStopwatch | CudaStopwatch
-
-
-def stopwatch_for(device: torch.device) -> Stopwatch:
-    """The stopwatch for a model on that device."""
-    return CudaStopwatch(device) if is_gpu(device) else WallStopwatch()
+        return [seconds_between(self._device, before, after) for before, after in pairwise(self._marks)]

@@ -3,10 +3,10 @@
 recording = Recording(patch.alive)
 hook = recording.around(hook, group)  # before it is registered: those of configurations are timed as they are
 recording.prepare()                 # at a step boundary; then a step that is not recorded
-recording.begin(device)
+recording.begin(device, zero)
 …                                   # some steps, recording.step() at the end of each
 recording.end()
-timeline = recording.taken()
+timeline = recording.taken(ends, spans)
 
 The arithmetic stays as it is. A DDP object without a hook gets one that makes the same mean with the same collectives,
 and a new reducer without a hook when the recording ends.
@@ -30,7 +30,7 @@ from autoddp.worker.ddp.wrapped import Wrapped
 from autoddp.worker.gradients.access import parameters_of
 from autoddp.worker.hooks import Hook
 from autoddp.worker.hooks.bucket import GradBucket
-from autoddp.worker.process.device import current_stream, is_gpu, mark, synchronize
+from autoddp.worker.process.device import is_gpu, seconds_between, stamp, synchronize
 
 _MOST = 50_000  # gradients of all ranks in one recording: they travel in one message, and take about 40 bytes each
 
@@ -67,11 +67,11 @@ class Recording:
             if not self._on:
                 return hook(state, bucket)
             buffer = bucket.buffer()
-            one = _Reduction(bucket.index(), buffer.numel() * buffer.element_size(), self._mark())
+            one = _Reduction(bucket.index(), buffer.numel() * buffer.element_size(), stamp(self._device))
             self._reductions.append(one)
 
             def ended(done: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
-                one.ended = self._mark()
+                one.ended = stamp(self._device)
                 return done.value()
 
             return hook(state, bucket).then(ended)
@@ -108,7 +108,7 @@ class Recording:
     def _ready(self, parameter: int) -> Callable[[torch.Tensor], None]:
         def note(_parameter: torch.Tensor) -> None:
             if self._on:
-                self._gradients.append((parameter, self._mark()))
+                self._gradients.append((parameter, stamp(self._device)))
 
         return note
 
@@ -119,7 +119,7 @@ class Recording:
         """
         self._device = device
         synchronize(device)
-        self._zero = self._mark() if zero is None else zero
+        self._zero = stamp(self._device) if zero is None else zero
         # On a CPU a mark is that time itself, and the device has nothing else to do before it reaches the mark.
         self._began = time.perf_counter() if is_gpu(device) else self._zero
         self._on = True
@@ -171,12 +171,9 @@ class Recording:
             arithmetic=arithmetic,
         )
 
-    def _mark(self) -> Any:
-        return mark(current_stream(self._device)) if is_gpu(self._device) else time.perf_counter()
-
     def _seconds(self, mark: Any) -> float:
         """Seconds from the begin of the recording to the mark."""
-        return _rounded(self._zero.elapsed_time(mark) / 1e3 if is_gpu(self._device) else mark - self._zero)
+        return _rounded(seconds_between(self._device, self._zero, mark))
 
 
 def _rounded(seconds: float) -> float:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -58,6 +59,16 @@ def mark(stream: Stream, timed: bool = True) -> Event:
     event = torch.cuda.Event(enable_timing=timed)
     event.record(stream)
     return event
+
+
+def stamp(device: torch.device) -> Any:
+    """This moment: on a GPU an event behind what is queued on its current stream, else `time.perf_counter`."""
+    return mark(current_stream(device)) if is_gpu(device) else time.perf_counter()
+
+
+def seconds_between(device: torch.device, before: Any, after: Any) -> float:
+    """Seconds from one stamp to another one, both of which the device has reached."""
+    return float(before.elapsed_time(after) / 1e3 if is_gpu(device) else after - before)
 
 
 def synchronize(device: torch.device) -> None:

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from autoddp.wire import LauncherClient
-from autoddp.worker.process.gloo_threads import wait_for_rest
+from autoddp.worker.process.gloo_threads import destroy_groups_at_rest
 
 PATIENCE = 8.0  # seconds for the device; twice that is within what the launcher gives to ranks that leave
 
@@ -38,16 +38,12 @@ def leave_at_the_end_of_training(launcher: LauncherClient, has_trained: Callable
     """
     from torch import distributed
 
-    def destroy_process_group(group: Any = None) -> None:
+    def leave_after_training(group: Any) -> None:
         if has_trained() and (group is None or group is distributed.GroupMember.WORLD):
             launcher.goodbye("")
             leave()
-        wait_for_rest()  # as in the launched job
-        before(group)
 
-    before = distributed.destroy_process_group
-    distributed.destroy_process_group = destroy_process_group
-    distributed.distributed_c10d.destroy_process_group = destroy_process_group
+    destroy_groups_at_rest(leave_after_training)  # at rest as in the launched job
 
 
 def leave() -> None:

@@ -16,12 +16,10 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-PATIENCE = 5.0
-"""Seconds. A collective that waits for other ranks may take longer; then all goes on as without autoddp."""
-
+_PATIENCE = 5.0  # seconds; a collective that waits for other ranks may take longer: then all goes on as without autoddp
 _NAME = "pt_gloo_runloop"
 """What torch calls the threads that run gloo's collectives, in /proc/self/task/*/comm."""
 _TASKS = "/proc/self/task"
@@ -29,17 +27,14 @@ _FUTEX_WAIT_BITSET, _OPERATION = 9, 0x7F  # linux/futex.h; the other bits are fl
 _PAUSE = 0.001  # seconds, without the GIL, for which the threads may be waiting
 
 
-def wait_for_rest(patience: float = PATIENCE) -> bool:
-    """Wait until all threads of gloo in this process are at rest; False if they are not after `patience` seconds.
+def wait_for_rest() -> None:
+    """Wait, for some seconds at most, until all threads of gloo in this process are at rest.
 
-    Only Linux shows what a thread does: elsewhere this returns True at once.
+    Only Linux shows what a thread does: elsewhere this returns at once.
     """
-    end = time.monotonic() + patience
-    while any(not _rests(task) for task in _threads()):
-        if time.monotonic() > end:
-            return False
+    end = time.monotonic() + _PATIENCE
+    while any(not _rests(task) for task in _threads()) and time.monotonic() <= end:
         time.sleep(_PAUSE)
-    return True
 
 
 def _threads() -> Iterator[str]:
@@ -72,8 +67,8 @@ def _read(task: str, name: str) -> str:
         return ""
 
 
-def destroy_groups_at_rest() -> None:
-    """From here on `destroy_process_group` first waits until the threads of gloo are at rest.
+def destroy_groups_at_rest(first: Callable[[Any], object] = lambda group: None) -> None:
+    """From here on `destroy_process_group` calls `first` with the group, and waits until gloo's threads are at rest.
 
     At that moment torch itself still holds the groups, so none can be freed by one of its own threads.
     """
@@ -83,6 +78,7 @@ def destroy_groups_at_rest() -> None:
 
     @functools.wraps(before)
     def destroy_process_group(group: Any = None) -> None:
+        first(group)
         wait_for_rest()
         before(group)
 

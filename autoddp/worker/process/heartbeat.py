@@ -35,9 +35,7 @@ from autoddp.wire.started_with import started_with
 from autoddp.worker.observe.training_thread import training_thread
 
 _INTERVAL = 1.0
-_CLOSER = (
-    3.0  # seconds at one place before the kernel is asked what the rank does: nobody is disturbed in shorter steps
-)
+_CLOSER = 3.0  # seconds at one place before the kernel is asked what the rank does: shorter steps are not disturbed
 _BUSY = 0.05  # share of one CPU with which a process works
 _WAITS_IN = (
     "torch.distributed",

@@ -12,7 +12,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
@@ -30,6 +30,15 @@ _COPYING = {"open", "os.chmod", "os.chown", "os.truncate", "os.utime", "os.setxa
 """Audit events of operations that make an overlay copy a whole file."""
 _OF_THE_NAME = {"os.link", "os.rename"}
 """Audit events that take a symbolic link itself; the others change the file to which it leads."""
+_OF_THE_OVERLAY = (
+    # The user namespace has no mapping for the file's owner or group.
+    (errno.EOVERFLOW, ["value too large for"], "files of another group cannot be changed"),
+    # A folder with mounts below it cannot be covered by an overlay of an ordinary user.
+    (errno.EROFS, ["read-only file system", "os error 30"], "this folder cannot be changed"),
+    # autofs mounts a folder at its first use in the host's namespace, and only there.
+    (errno.ELOOP, ["too many levels of symbolic links", "os error 40"], "nothing is mounted at its first use"),
+)
+"""Errors that only the overlay causes: number, text, and what the user is told happens under it."""
 
 
 def start(text: str, is_rank: bool) -> None:
@@ -50,9 +59,8 @@ def start(text: str, is_rank: bool) -> None:
         start_guard(plan, stop, pipes)
     elif plan.level is Level.OVERLAY:
         under_guard = stopper(plan.socket, overlay_is_to_blame=True)
-        _at_the_end_of(_is_overflow, under_guard, "files of another group cannot be changed under the overlay")
-        _at_the_end_of(_is_read_only, under_guard, "this folder cannot be changed under the overlay")
-        _at_the_end_of(_is_not_mounted, under_guard, "nothing is mounted at its first use under the overlay")
+        for number, texts, why in _OF_THE_OVERLAY:
+            _at_the_end_of(functools.partial(_is_error, number, texts), under_guard, f"{why} under the overlay")
         _rename_folders_by_copying()
         if plan.copied_at_most:
             _watch_copies(plan.copied_at_most, stop)
@@ -89,22 +97,10 @@ def _is_refusal(error: BaseException) -> bool:
     return isinstance(error, PermissionError) or "permission denied" in text or "os error 13" in text
 
 
-def _is_overflow(error: BaseException) -> bool:
-    """Whether the error is EOVERFLOW: the user namespace has no mapping for the file's owner or group."""
-    is_it = isinstance(error, OSError) and error.errno == errno.EOVERFLOW
-    return is_it or "value too large for" in str(error).lower()
-
-
-def _is_read_only(error: BaseException) -> bool:
-    """Whether the error is EROFS: a folder with mounts below it cannot be covered by an overlay of an ordinary user."""
-    is_it = isinstance(error, OSError) and error.errno == errno.EROFS
-    return is_it or "read-only file system" in str(error).lower() or "os error 30" in str(error).lower()
-
-
-def _is_not_mounted(error: BaseException) -> bool:
-    """Whether the error is ELOOP: autofs mounts a folder at its first use in the host's namespace, and only there."""
-    is_it = isinstance(error, OSError) and error.errno == errno.ELOOP
-    return is_it or "too many levels of symbolic links" in str(error).lower() or "os error 40" in str(error).lower()
+def _is_error(number: int, texts: Sequence[str], error: BaseException) -> bool:
+    """Whether the error has this number, or one of these texts, as C++ and Rust libraries report it."""
+    is_it = isinstance(error, OSError) and error.errno == number
+    return is_it or any(text in str(error).lower() for text in texts)
 
 
 def _watch_copies(most: int, stop: Callable[[str], NoReturn]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Sequence
 
@@ -38,7 +39,7 @@ from autoddp.worker.graphs import Graphs
 from autoddp.worker.observe.first_steps import ByHand, KeepsGradients, ReadsGradients, ReadyOrder
 from autoddp.worker.observe.kernel_accounts import PageFaultCount
 from autoddp.worker.observe.step_clock import StepClock
-from autoddp.worker.observe.stopwatch import stopwatch_for
+from autoddp.worker.observe.stopwatch import Stopwatch
 from autoddp.worker.process.device import Backlog, why_not_timed
 from autoddp.worker.process.ending import leave, leave_at_the_end_of_training
 from autoddp.worker.process.heartbeat import ask_the_device
@@ -98,7 +99,8 @@ class _TuningJob(DdpHandlers):
         self.compiling = Compiling(patch.alive)
         self.experiments = Experiments(patch)
         self._unreduced = Unreduced(patch.alive, switch)
-        self._used_parameters = UsedParameters(switch, patch.of, _fail_with_static_graph, _fail_without_gradients)
+        not_static = functools.partial(_fail_with, STATIC_GRAPH.name)
+        self._used_parameters = UsedParameters(switch, patch.of, not_static, _fail_without_gradients)
         self._inputs = InputsSeen(patch.of, switch.as_written)
         self._measured: set[str] = set()
         self._forwards: list[int] = []
@@ -115,13 +117,11 @@ class _TuningJob(DdpHandlers):
                 self.experiments.stages,
                 self._unreduced,
                 self._used_parameters,
-                BucketViews(switch, _fail_with_views),
+                BucketViews(switch, functools.partial(_fail_with, GRADIENT_AS_BUCKET_VIEW.name)),
             ]
         )
-        if config.cuda_graphs:
-            self.handlers.append(
-                self.compiling.replays
-            )  # last: the others are given what the module itself has returned
+        if config.cuda_graphs:  # last: the others are given what the module itself has returned
+            self.handlers.append(self.compiling.replays)
         register_optimizer_step_post_hook(lambda *_: self._leave_if_no_ddp())
 
     def built(self, wrapped: Wrapped) -> None:
@@ -296,7 +296,7 @@ class _TuningJob(DdpHandlers):
             model,
             ranks,
             director,
-            stopwatch_for(device),
+            Stopwatch(device),
             facts.compiles,
             inputs=lambda: self._inputs.texts(digests),
             made=lambda: self._launcher.steps,
@@ -321,13 +321,9 @@ def _fail(why: str) -> None:
     raise RuntimeError(f"several steps cannot be one: {why}")
 
 
-def _fail_with_static_graph(why: str) -> None:
-    raise RuntimeError(f"autoddp: {STATIC_GRAPH.name} is impossible: {why}")
+def _fail_with(knob: str, why: str) -> None:
+    raise RuntimeError(f"autoddp: {knob} is impossible: {why}")
 
 
 def _fail_without_gradients(why: str) -> None:
     raise RuntimeError(f"autoddp: {why}")
-
-
-def _fail_with_views(why: str) -> None:
-    raise RuntimeError(f"autoddp: {GRADIENT_AS_BUCKET_VIEW.name} is impossible: {why}")
