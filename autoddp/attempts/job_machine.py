@@ -959,7 +959,7 @@ class JobMachine:
             return attempt.failure
         if attempt.failure:
             self._faults += 1
-            too_many = f"{_MOST_FAULTS} attempts have failed; the last: {attempt.failure}"
+            too_many = f"{self._faults} attempts have failed; the last: {attempt.failure}"
             return too_many if self._faults > _MOST_FAULTS else ""
         if self._starts.stale:
             return ""

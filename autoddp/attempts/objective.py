@@ -36,7 +36,7 @@ from autoddp.knobs import AS_WRITTEN, BY_NAME, Configuration
 from autoddp.knobs.base import Setting
 from autoddp.knobs.computing import THREADS, thread_counts
 from autoddp.knobs.env import NodeAndJob, start_settings
-from autoddp.log import get_logger, printable
+from autoddp.log import get_logger
 from autoddp.processes.signals import Interrupted
 from autoddp.processes.silence import awaiting
 from autoddp.runs.folder import CALLS
@@ -100,8 +100,7 @@ class ObjectiveTuning(Tuning):
         except (TrialFailed, TuningOver) as over:
             tuned.why = str(over)
         except OSError as error:
-            place = printable(error.filename or str(self._folder.path))
-            tuned.why = f"{place} cannot be written ({error.strerror or error}); --output names another place"
+            tuned.why = self._folder.why_not_written(error)
         except AutoddpError as error:
             self._leave(error)
             raise

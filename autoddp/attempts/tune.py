@@ -37,7 +37,7 @@ from autoddp.isolation import Level
 from autoddp.isolation.trackers import TRACKERS_OFF, why_not
 from autoddp.knobs import AS_WRITTEN
 from autoddp.knobs.computing import THREADS
-from autoddp.log import get_logger, printable, tell
+from autoddp.log import get_logger, tell
 from autoddp.network.own_network import on_one_host
 from autoddp.processes.signals import Interrupted
 from autoddp.processes.silence import awaiting
@@ -439,9 +439,7 @@ class Tuning:
         try:
             return self._attempt(number, job, wanted)
         except OSError as error:
-            place = printable(error.filename or str(self._folder.path))
-            why = f"{place} cannot be written ({error.strerror or error}); --output names another place"
-            self._cannot_start(job, why)
+            self._cannot_start(job, self._folder.why_not_written(error))
             return ""
 
     def _cannot_start(self, job: LiveJob, why: str) -> None:

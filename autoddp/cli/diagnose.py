@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import replace
-from pathlib import Path
 
 from autoddp.attempts.job_machine import NO_DDP, TOO_SHORT
 from autoddp.attempts.tune import Tuned, Tuning, prepared
@@ -83,7 +82,7 @@ def examine(options: Options, as_json: bool, began: float | None = None) -> None
         words = [options.script, *without_secrets(options.torchrun.training_script_args)]
         show(printable(f"would diagnose: {' '.join(words)}"))
         return
-    tuning, tuned, folder = _examined(options, mode, began)
+    tuning, tuned, see = _examined(options, mode, began)
     communication, rows = tuning.communication, tuning.own_collectives
     if tuned.diagnosis is None and communication is not None:
         if as_json:
@@ -91,13 +90,13 @@ def examine(options: Options, as_json: bool, began: float | None = None) -> None
         else:
             show(text_of(communication_text.for_stdout(communication), _columns()))
         if tuned.why not in (NO_DDP, TOO_SHORT):
-            raise NotTuned(f"the diagnosis ended early: {tuned.why}; see {folder}")
+            raise NotTuned(f"the diagnosis ended early: {tuned.why}{see}")
     elif tuned.diagnosis is None:
         why = tuned.why or "the leading node gave up"
         if as_json:  # a program that reads the answer finds the reason in it
             show_json(NOTHING | {"not_measured": [f"everything: {why}"]})
         if why not in (NO_DDP, TOO_SHORT):
-            raise NotTuned(f"nothing was diagnosed: {why}; see {folder}")
+            raise NotTuned(f"nothing was diagnosed: {why}{see}")
         if not as_json:
             unseen = ", and no collective of its own was seen (functional ones are not)" if why == NO_DDP else ""
             show(f"nothing to measure: {why}{unseen}")
@@ -113,8 +112,8 @@ def _columns() -> int:
     return max(WIDTH, width_of_stdout())
 
 
-def _examined(options: Options, mode: Mode, began: float) -> tuple[Tuning, Tuned, Path]:
-    """The job, what came of it, and the folder with its logs."""
+def _examined(options: Options, mode: Mode, began: float) -> tuple[Tuning, Tuned, str]:
+    """The job, what came of it, and where its logs are, see `RunFolder.see`."""
     with contextlib.ExitStack() as until_done:
         until_done.enter_context(signals_end_tuning(ending_signals(options.torchrun), "the diagnosis ends"))
         preparation = until_done.enter_context(prepared(options))
@@ -132,4 +131,4 @@ def _examined(options: Options, mode: Mode, began: float) -> tuple[Tuning, Tuned
             tuning = Tuning(options, preparation, hosts, results, network.together, network.rates, began)
             tuned = tuning.run()
         results.keep_diagnosis(tuned, tuning.communication)
-    return tuning, tuned, preparation.folder.path
+    return tuning, tuned, preparation.folder.see

@@ -138,12 +138,12 @@ class Results:
             if tuned.outcome is not None and tuned.outcome.decision.is_open:
                 not_tuned, why = "", tuned.outcome.decision.why
             if options.tune_only:
-                raise NotTuned(f"no recipe was written: {why}; see {folder.path}")
+                raise NotTuned(f"no recipe was written: {why}{folder.see}")
             if tuned.outcome is not None and not options.verbose and not self._not_sound:
                 self._answer(tuned.outcome, tuned.outcome.decision.configuration, "")
-                say(f"launching as written; see {folder.path}")
+                say(f"launching as written{folder.see}")
             else:
-                say(f"{not_tuned}launching as written: {why}; see {folder.path}")
+                say(f"{not_tuned}launching as written: {why}{folder.see}")
             if not options.ranks_given and not tuned.built_ddp:
                 say(set_one(options.torchrun, is_known=tuned.why == NO_DDP))
             return mode
@@ -155,6 +155,10 @@ class Results:
             verb = "chosen:" if options.tune_only else "launching"
             self.observer.detail(f"{verb} {recipe.configuration}: {recipe.evidence.why}")
         if _is_worth_more(place, recipe):
+            if tuned.outcome is not None:
+                self._answer(tuned.outcome, recipe.configuration, "")
+            if not options.tune_only:
+                say("launching as written")
             return mode
         detail = self.observer.detail if tuned.outcome is not None else say
         place = keep(tuned.recipe, place, options, folder.previous_recipe, detail)
@@ -175,6 +179,9 @@ class Results:
             self._write_summary(found | ({"timelines": tuned.timelines} if tuned.timelines else {}))
 
     def _write_summary(self, results: dict[str, Any]) -> None:
+        if not self._folder.path.is_dir():
+            say(f"no report is written: {self._folder.path} was removed meanwhile")
+            return
         node = _this_node()
         found = transports(self._folder.path, node)
         content = results | {

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from autoddp.errors import RecipeError, UsageError
 from autoddp.files import write_private
+from autoddp.log import printable
 from autoddp.recipe import load
 from autoddp.runs.owner import MARK, Claim, Mark, Marked, Owner, marked_in, read_mark
 from autoddp.runs.removal import opened, remove_contents, remove_entry
@@ -90,6 +91,18 @@ class RunFolder:
         """Some steps of all ranks, for Perfetto or Chrome."""
         self.previous_recipe = self.path / PREVIOUS
         """The path for a recipe that is about to be replaced."""
+
+    @property
+    def see(self) -> str:
+        """The end of a line that leads the user to this folder; "" where it is gone: the user may have removed it."""
+        return f"; see {self.path}" if self.path.is_dir() else ""
+
+    def why_not_written(self, error: OSError) -> str:
+        """Why a file of this run could not be made, and what to do."""
+        if not self.path.is_dir():
+            return f"{printable(str(self.path))} was removed meanwhile"
+        place = printable(error.filename or str(self.path))
+        return f"{place} cannot be written ({error.strerror or error}); --output names another place"
 
     @property
     def has_locks(self) -> bool:

@@ -139,8 +139,7 @@ class Cost:
         apply: bool,
         experiment: Experiment,
     ) -> BlockDone:
-        """Measure one block and record its stages, for a diagnosis."""
-        self.phase = "diagnosis"
+        """Measure one block and record its stages."""
         return self._measured(configuration, warmup, steps, reduce, apply, anatomy=True, experiment=experiment)
 
     def timelines(self, configuration: Configuration, steps: int, in_effect: bool = False) -> tuple[Timeline, ...]:

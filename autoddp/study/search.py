@@ -164,6 +164,7 @@ class Study:
         """Final rounds of the best of each rung; where one fails in them, again with the next best."""
         expected = {t.configuration: t.seconds for t in (*self._trials.records, baseline)}
         if not self._finals.paired.rounds:
+            self._cost.phase = "finals"
             self._finals.pace = self._pace_of_loaders(baseline, fixed)
         for _ in range(_TIMES_OF_FINALS):
             contenders = self._worth_rounds([c for rung in Rung if (c := self._contender(rung))], expected)
@@ -278,6 +279,7 @@ class Study:
             return None
         before = [statistics.fmean(block.seconds) for block in baseline.blocks]
         after = [statistics.fmean(block.seconds) for block in off]
+        self._cost.phase = "diagnosis"
         try:
             found = self._diagnose(self._cost.recorded, budget, difference(before, after))
         except TrialFailed as failed:  # the job was started again, and is as it was

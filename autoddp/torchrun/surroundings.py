@@ -21,15 +21,21 @@ _AGENTS_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "0"}
 _NO_TRACES = {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
 """When a call of NCCL's fails or hangs, torch writes the last calls to a file in /tmp or ~/.cache/torch. Its name is
 the same for all jobs: ours would replace the file of a job of the user's. It takes a minute too until the rank ends."""
+_NO_WARNINGS = {"PYTHONWARNINGS": "ignore"}
+"""If the user makes warnings errors, that is for the script. torch warns of a barrier over NCCL, and Python (from 3.12
+on) of a fork beside numpy's threads: our own workers would end there."""
 _ROOT = Path(__file__).resolve().parents[2]
 AHEAD = "AUTODDP_CLOCK_AHEAD"
 """Variable that tells our own jobs by how many seconds the clock that they follow is ahead of this host's."""
 
 
 def for_own_workers(environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables by which our own workers find this package, meet in their agent's store, and leave no files behind."""
+    """Variables by which our own workers find this package, meet in their agent's store, and leave no files behind.
+
+    They print no warnings, which the user could do nothing about.
+    """
     paths = [str(_ROOT), *filter(None, [environment.get("PYTHONPATH")])]
-    return {**_AGENTS_STORE, **_NO_TRACES, "PYTHONPATH": os.pathsep.join(paths)}
+    return {**_AGENTS_STORE, **_NO_TRACES, **_NO_WARNINGS, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def follow_clock(ahead: float) -> None:

@@ -85,12 +85,17 @@ def test_an_undecided_study_leaves_no_recipe_and_says_so_in_one_line(
 
 
 @pytest.mark.parametrize("found", [NOTHING_TO_WIN, UNDECIDED, BUSY])
-def test_a_study_that_decides_nothing_replaces_no_recipe_with_final_rounds(found: Outcome, folder: RunFolder) -> None:
+def test_a_study_that_decides_nothing_replaces_no_recipe_with_final_rounds(
+    found: Outcome, folder: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
     comes_of(DECIDED, folder)
     (written,) = recipes()
     before = written.read_text()
     mode = comes_of(found, folder)
     assert mode.configuration == AS_WRITTEN
+    said = capsys.readouterr().err
+    assert "your settings stay" in said
+    assert said.count("autoddp: launching as written") == 1
     assert recipes() == [written]
     assert written.read_text() == before
     named = ["--recipe", str(written), "--trials", "20"]
@@ -121,6 +126,18 @@ def test_a_study_that_ended_early_launches_what_it_had(folder: RunFolder, capsys
     said = capsys.readouterr().err
     assert "tuning ended early, with what was known: host1 has left" in said
     assert "by            gradients sent in bf16" in said
+
+
+@pytest.mark.parametrize("found", [UNDECIDED, DECIDED])
+def test_a_folder_of_the_run_that_was_removed_is_not_named(
+    found: Outcome, folder: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder.path.rename("elsewhere")
+    comes_of(found, folder)
+    said = capsys.readouterr().err
+    (line,) = [line for line in said.splitlines() if str(folder.path.name) in line and "tuning train.py" not in line]
+    assert line == f"autoddp: no report is written: {folder.path} was removed meanwhile"
+    assert folder.why_not_written(FileNotFoundError("x")) == f"{folder.path} was removed meanwhile"
 
 
 def interrupted(found: Outcome, folder: RunFolder) -> None:

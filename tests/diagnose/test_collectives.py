@@ -513,20 +513,24 @@ def test_a_rank_that_waits_for_the_others_itself_is_not_called_late(waits: float
 
 
 @pytest.mark.parametrize("what", ["all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"])
-@pytest.mark.parametrize("backend", ["gloo", "nccl"])
-def test_numbers_in_place_of_objects_stay_in_their_group(what: str, backend: str) -> None:
-    """Else some ranks would call the group of all, and wait for ever. NCCL takes no numbers of the host."""
+@pytest.mark.parametrize(("backend", "size"), [("gloo", 8), ("nccl", 8), ("gloo", 100_000)])
+def test_numbers_in_place_of_objects_stay_in_their_group(what: str, backend: str, size: int) -> None:
+    """Else some ranks would call the group of all, and wait for ever. NCCL takes no numbers of the host.
+
+    What is large is no few numbers, and what is small may be a text.
+    """
     part = place(10, what, "broadcast" if "list" in what else "allgather", Group((0, 1), "evaluators", backend))
     calls = []
     for number in range(100):
         now = 1.0 + number * 5e-3
-        calls.append(call(part, number, now, 1e-3, 8))
+        calls.append(call(part, number, now, 1e-3, size))
         whole = call(place(10, what, what, None), -1, now, 2e-3, 0)
         calls.append(replace(whole, returned=whole.wait_ended, wait_began=whole.wait_ended))
     recording = Recording(tuple(process(rank, calls) for rank in (0, 1)))
     steps = steps_of(recording)
     (found,) = CAUSES["object_collectives"].suspect(Job(recording, steps, [], script_of(recording, steps), 2))
-    assert "group=group)" in found.fix
+    assert ("where these objects are numbers" in found.fix and "group=group)" in found.fix) is (size == 8)
+    assert ("torch.tensor(" in found.fix or "torch.empty(" in found.fix) is (size == 8)
     assert ("device='cuda'" in found.fix) is (backend == "nccl")
 
 
@@ -778,8 +782,15 @@ def test_where_steps_are_long_only_the_dearest_changes_are_tried() -> None:
     assert len(tried[0.4]) == 7
 
 
-@pytest.mark.parametrize("by", ["", "distributed/optim/zero_redundancy_optimizer.py"])
-def test_calls_that_torch_makes_are_not_to_be_changed_in_the_script(by: str) -> None:
+@pytest.mark.parametrize(
+    ("by", "module"),
+    [
+        ("", ""),
+        ("distributed/optim/zero_redundancy_optimizer.py", "torch.distributed.optim.zero_redundancy_optimizer"),
+        ("distributed/fsdp/_fully_shard/_fsdp_collectives.py", "torch.distributed.fsdp"),
+    ],
+)
+def test_calls_that_torch_makes_are_not_to_be_changed_in_the_script(by: str, module: str) -> None:
     """`optimizer.step()` has no call that could be made one with others: an option of the optimizer does that."""
     ranks = []
     for one in loop(60).processes:
@@ -788,7 +799,7 @@ def test_calls_that_torch_makes_are_not_to_be_changed_in_the_script(by: str) -> 
     said = examined(Recording(tuple(ranks)), 2, lambda programs: "not tried here", lambda line: None)
     (found,) = [one for one in said.findings if one.cause == "small_collectives"]
     assert ("torch.cat(" in found.fix) is (not by)
-    assert by in found.fix
+    assert not by or f"they are made in {module}, and" in found.fix
 
 
 def test_an_interval_around_zero_is_no_finding() -> None:

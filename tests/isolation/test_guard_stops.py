@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -141,3 +142,36 @@ def test_programs_that_only_read_are_started(tmp_path: Path, with_landlock: bool
 @pytest.mark.parametrize("name", ["shell", "chmod", "original rename", "exec", "unlink by ctypes"])
 def test_it_is_stopped_with_landlock_too(tmp_path: Path, name: str) -> None:
     check(tmp_path, *STOPPED[name], with_landlock=True)
+
+
+UNCAUGHT = """
+import errno, mmap
+from guarded import stop
+from autoddp.worker.process.isolated import _at_the_end_of, _is_refusal
+_at_the_end_of(_is_refusal, stop, "the kernel refused")
+def change():
+    mmap.mmap(os.open("model.pt", os.O_RDONLY), 1).write(b"x")
+"""
+CHANGES = """
+try:
+    change()
+except OSError as error:
+    raise RuntimeError(f"cannot save: {error}") from error
+"""
+LIBRARY = "raise OSError(errno.EACCES, \"cannot create file (errno = 13, error message = 'Permission denied')\")"
+ENDS = {
+    # what the script does: its code, and its exit code
+    "may not write": ("change()", 1),
+    "may not write, in words of its own": (CHANGES, 1),
+    "a library": (LIBRARY, 77),
+    "in a folder": ("open('locked/x', 'w')", 1),
+}
+
+
+@pytest.mark.parametrize("name", [name for name in ENDS if name != "in a folder" or os.geteuid()])  # root may anywhere
+def test_what_the_user_may_not_write_is_no_fault_of_the_isolation(tmp_path: Path, name: str) -> None:
+    tree, (code, ends) = tmp_path / "tree", ENDS[name]
+    plant(tree)
+    (tree / "locked").mkdir(0o555)
+    ended, said = run(UNCAUGHT + code, tree, tmp_path / "scratch")
+    assert (ended, "Permission denied" in said) == (ends, True), said

@@ -89,7 +89,8 @@ def test_reading_what_busy_ranks_have_recorded_is_no_silence_of_theirs(
     monkeypatch.setattr(communication, "calls_made", lambda _folder: (int(100 * now),))
     monkeypatch.setattr(communication, "recorded", slowly)
     enough = communication.Enough(tmp_path, clock=lambda: now)
-    for now in (0.5, 1.0, 7.0):
+    for moment in (0.5, 1.0, 7.0):
+        now = moment
         enough()
     assert now == 15.0
     assert enough.in_words == "recording what the script communicates, 14 s so far"

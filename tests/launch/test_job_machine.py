@@ -609,7 +609,7 @@ def test_attempts_may_fail_twelve_times(desk: Desk) -> None:
         more = desk.ended("rank 0 ended with exit code 1")
         desk.passes(11)
         assert more.result(0) is (number < 12)
-    assert desk.machine.why_over == "12 attempts have failed; the last: rank 0: RuntimeError"
+    assert desk.machine.why_over == "13 attempts have failed; the last: rank 0: RuntimeError"
 
 
 def test_a_script_without_ddp(desk: Desk) -> None:

@@ -113,6 +113,7 @@ def test_a_speedup_is_that_of_a_job_whose_queues_are_empty() -> None:
     for standing in outcome.ladder:
         assert standing.pace == pytest.approx(0.1, rel=0.05)
         assert standing.speedup.ratio <= 1.05 * job.cost(AS_WRITTEN) / 0.1
+    assert "diagnosis" not in outcome.wall_seconds  # none is made: the pace is a part of the final rounds
 
 
 class Empty(Loading):

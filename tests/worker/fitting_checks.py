@@ -62,7 +62,7 @@ class Case:
     restored: bool = False
     """The script trains what it has unpickled from its DDP objects."""
     late: bool = False
-    """A second model is built and trained when the first has been."""
+    """Two larger models are built and trained, one after the other, when the first has been."""
     joins: bool = False
     """Rank 1 has inputs for half of the steps, and DDP divides by the ranks that still have some."""
     no_sync: bool = False
@@ -186,9 +186,9 @@ def train(case: Case, rank: int) -> dict[str, Any]:
             models[0](torch.zeros(1, FEATURES))
         steps.append([p.detach().clone() for model in models for p in model.parameters()])
     if case.late:
-        later = DDP(Network(99))
-        for step in range(2):
-            one_step(case, rank, step, later, torch.optim.SGD(later.parameters(), lr=0.1))
+        for later in (DDP(Network(width)) for width in (99, 120)):
+            for step in range(2):
+                one_step(case, rank, step, later, torch.optim.SGD(later.parameters(), lr=0.1))
     if case.again:
         held, module = (models if rank == 0 else None), models[0].module
         models = built = [DDP(module)]

@@ -17,6 +17,8 @@ from torch import nn
 from autoddp.knobs import Configuration
 from autoddp.knobs.ddp_arguments import GRADIENT_AS_BUCKET_VIEW
 from autoddp.worker.ddp.arguments import AVAILABLE_ARGUMENTS
+from autoddp.worker.gradients.switch import ReductionSwitch
+from autoddp.worker.graphs import Graphs, GraphsInTheJob
 from autoddp.worker.graphs.capture import Sample, capture
 from autoddp.worker.graphs.observed_calls import Watching, blocks_of
 from autoddp.worker.graphs.replay import Replay, SharedMemory
@@ -132,6 +134,21 @@ def test_a_graph_that_fails_or_errs_is_not_used(ranks: list[dict[str, Any]]) -> 
             "the graph of Model does not give what the module gives",
             [],
         ]
+
+
+class Silent(Graphs):
+    def apply(self, configuration: Configuration) -> None:
+        raise AssertionError
+
+
+def test_a_capture_that_fails_without_a_word_does_not_end_the_job() -> None:
+    said: list[str] = []
+    asked = Configuration({GRADIENT_AS_BUCKET_VIEW.name: True, "cuda_graphs": "model"})
+    graphs, switch = Silent(list, lambda ddp: True), ReductionSwitch(lambda ddp: None)
+    job = GraphsInTheJob(graphs, list, switch, asked, said.append)
+    for _ in range(5):
+        job._on_step()
+    assert said == ["without CUDA graphs, as written: AssertionError"]
 
 
 def watched(model: nn.Module, inputs: list[tuple[Any, ...]], mode: str = "model") -> str:

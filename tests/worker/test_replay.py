@@ -13,6 +13,7 @@ import torch
 from launchers import PATIENCE, environment
 
 from autoddp import codec
+from autoddp.torchrun.surroundings import for_own_workers
 from autoddp.wire.replayed_calls import (
     CALLS,
     DESTROY_GROUP,
@@ -49,6 +50,13 @@ def wait_for(count: int, result: Path) -> None:
     while len(with_result(result)) != count:
         assert time.monotonic() < until
         time.sleep(0.1)
+
+
+def test_warnings_that_the_user_makes_errors_end_no_worker_of_ours() -> None:
+    variables = environment(PYTHONWARNINGS="error")
+    words = [sys.executable, "-c", "import warnings; warnings.warn('a barrier over NCCL')"]
+    done = subprocess.run(words, env={**variables, **for_own_workers(variables)}, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_replay_ends_with_a_launcher_that_is_killed(tmp_path: Path) -> None:

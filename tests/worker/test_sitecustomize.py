@@ -300,3 +300,24 @@ def test_a_file_of_the_users_is_not_imported_in_place_of_a_module_of_pythons(fol
     done = forks.run(["-c", IMPORTS], cwd=folder, env=environment())
     brought_along = "_statistics statistics" if OLD else ""
     assert (done.stdout, done.stderr) == (f"{brought_along}\n", "")
+
+
+OWN_HOOK = """
+import sys
+import torch
+import torch.distributed as dist
+from autoddp.knobs import Configuration
+from autoddp.wire import WorkerConfig
+from autoddp.worker.job.applying import start_applying
+start_applying(WorkerConfig(configuration=Configuration({"bucket_cap_mb": 1.0})))
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+model.register_comm_hook(None, lambda state, bucket: None)
+print("torch.distributed.algorithms.ddp_comm_hooks" in sys.modules, flush=True)
+"""
+
+
+def test_a_hook_of_the_scripts_own_imports_no_hooks_of_torch(folder: Path) -> None:
+    """torch may warn where it is imported: under PYTHONWARNINGS=error the script would fail, and not under torchrun."""
+    done = forks.run(["-c", OWN_HOOK], cwd=folder, env=environment())
+    assert done.stdout == "False\n", done.stderr

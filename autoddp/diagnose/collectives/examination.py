@@ -8,6 +8,7 @@ by then, so nothing of it is touched, and nothing of it can be.
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -92,11 +93,15 @@ def _with_fix(one: Suspicion, job: Job) -> Suspicion:
     by = {place.by for place in sums if place.group is not None and place.where == one.lines[0]}
     if not by or "" in by:
         return one
-    fix = (
-        f"{one.lines[0]} only leads to these calls: torch's {min(by)} makes them, and its options change them, such as "
-        "larger units for FSDP, or parameters_as_bucket_view=True of ZeroRedundancyOptimizer"
-    )
-    return replace(one, fix=fix)
+    modules = " and ".join(sorted({_module(file) for file in by}))
+    leads = f"{one.lines[0]} only leads to these calls"
+    return replace(one, fix=f"{leads}: they are made in {modules}, and only its options change them")
+
+
+def _module(file: str) -> str:
+    """The public module of torch that has the file: torch.distributed.fsdp for "distributed/fsdp/_runtime_utils.py"."""
+    parts = itertools.takewhile(lambda part: not part.startswith("_"), file.removesuffix(".py").split("/"))
+    return ".".join(("torch", *parts))
 
 
 def _programs_in_time(suspected: Sequence[Suspicion], script: Script) -> dict[str, Program]:

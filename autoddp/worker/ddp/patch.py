@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, cast
@@ -289,7 +290,8 @@ def _sees_buckets(given: tuple[Any, ...]) -> bool:
 
     A few hooks of torch are known to give each element of a gradient the same value in whatever bucket it lies.
     """
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks  # most jobs register none
-
-    by_element = default_hooks.allreduce_hook, default_hooks.fp16_compress_hook, default_hooks.bf16_compress_hook
+    torchs = sys.modules.get("torch.distributed.algorithms.ddp_comm_hooks.default_hooks")
+    if torchs is None:  # who gives one of them has imported it; torch may warn where it is imported
+        return True
+    by_element = torchs.allreduce_hook, torchs.fp16_compress_hook, torchs.bf16_compress_hook
     return not any(one is hook for one in given for hook in by_element)

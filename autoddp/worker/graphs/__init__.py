@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+from autoddp.errors import first_line
 from autoddp.knobs import Configuration
 from autoddp.knobs.computing import BLOCKS, CUDA_GRAPHS, WHOLE_MODEL
 from autoddp.units import data_size
@@ -195,7 +196,7 @@ class GraphsInTheJob(DdpEvents):
         try:
             self._graphs.apply(self._configuration)
         except Exception as why:  # whatever a capture may raise: the models are as written again
-            self._say(f"without CUDA graphs, as written: {str(why).splitlines()[0]}")
+            self._say(f"without CUDA graphs, as written: {first_line(why)}")
             return
         mode = self._configuration[CUDA_GRAPHS.name]
         self._say(f'CUDA graphs of "{mode}" are in use and take {data_size(self._memory() - before)} of memory')

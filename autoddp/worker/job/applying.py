@@ -251,6 +251,7 @@ def _give_up(why: str) -> None:
     _warn(f"each of the script's steps is one again from here on: {why}")
 
 
+@functools.cache  # a script may build many models, for each of which the same is to be said
 def _warn(text: str) -> None:
     _say(f"warning: {text}")
 

@@ -207,12 +207,13 @@ class Fitting(DdpEvents):
 
     def _says(self, one: _Object, noted: bool) -> str:
         stay = ", ".join(f"{name}={value}" for name, value in sorted(self._expected.variables.items()))
-        model = "this model" if self._has_fit else "this job"
-        fix = "the next launch tunes again" if noted else "tune it with --trials 20"
+        what = "model" if self._has_fit else "job"
+        again = "tuning sees only the first models" if one.is_late else "tune it with --trials 20"
+        fix = "the next launch tunes again" if noted else again
         if self._expected.inputs and one.wrapped.takes and not self._expected.note:
             fix += ", or launch with --force"
         return (
-            f"{self._expected.recipe} was made for another job ({one.answer}): {model} runs as written"
+            f"{self._expected.recipe} was made for another {what} ({one.answer}): this {what} runs as written"
             f"{f', but {stay} was set at its start and stays' if stay else ''}; {fix}"
         )
 

@@ -92,9 +92,17 @@ def _at_the_end_of(is_ours: Callable[[BaseException], bool], stop: Callable[[str
 
 
 def _is_refusal(error: BaseException) -> bool:
-    """Whether the error is EACCES, also as C++ and Rust libraries report it."""
+    """Whether the error is EACCES as C++ and Rust libraries report it, in words of their own.
+
+    In the system's words it is Python's. The guard answers Python's functions, so without it they would fail too.
+    """
     text = str(error).lower()
-    return isinstance(error, PermissionError) or "permission denied" in text or "os error 13" in text
+    cause: BaseException | None = error
+    while cause is not None:  # who catches an error of Python's may repeat its words
+        if isinstance(cause, OSError) and cause.strerror == os.strerror(errno.EACCES):
+            return False
+        cause = cause.__cause__ or cause.__context__
+    return "permission denied" in text or "os error 13" in text
 
 
 def _is_error(number: int, texts: Sequence[str], error: BaseException) -> bool:

@@ -27,6 +27,7 @@ _FIXES = {
 }
 """The group stays: if some ranks called the default group in place of theirs, they would wait for ever. `{on}`: where
 the numbers have to be."""
+_FIX_OF_LARGE = "send the tensors in these objects by a function for tensors, with the same group: it pickles nothing"
 _NUMBERS = 64  # bytes of the numbers that an object is taken to hold
 _SMALL = 16 * 1024  # bytes of an object that may be a few numbers
 
@@ -57,7 +58,8 @@ class ObjectCollectives(Cause):
             f"{lines[0]} sends Python objects by {what} ({data_size(first.act.bytes)} pickled): each call pickles "
             "them, sends their sizes first, and unpickles those of all ranks"
         )
-        fix = f"{lines[0]}: send numbers as a tensor: {_fix(what, first.call.place.group)}"
+        small = f"where these objects are numbers, send them as a tensor: {_fix(what, first.call.place.group)}"
+        fix = f"{lines[0]}: {small if first.act.bytes <= _SMALL else _FIX_OF_LARGE}"
         yield Suspicion(
             self.name,
             seen,
