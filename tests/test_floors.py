@@ -342,12 +342,13 @@ def test_the_check_of_torch_cuda_sees(line: str) -> None:
 def test_launch_py_asks_for_every_dependency() -> None:
     """A checkout that is not installed says in one line what is missing."""
     tree = ast.parse((ROOT / "launch.py").read_text(encoding="utf-8"))
-    (needs,) = (
-        ast.literal_eval(one.value)
+    needs = {
+        getattr(one.targets[0], "id", ""): ast.literal_eval(one.value)
         for one in tree.body
-        if isinstance(one, ast.Assign) and getattr(one.targets[0], "id", "") == "NEEDS"
-    )
-    assert set(needs) == set(HOMES) - {"tomli"}  # of Python 3.10 alone
+        if isinstance(one, ast.Assign)
+    }
+    assert set(needs["NEEDS"]) == set(HOMES) - {"tomli"}
+    assert needs["NEEDS_BEFORE_3_11"] == ("tomli",)
     bare = subprocess.run([sys.executable, "-S", "launch.py", "train.py"], cwd=ROOT, capture_output=True, text=True)
     assert bare.returncode == 2
     assert bare.stderr.count("\n") == 1

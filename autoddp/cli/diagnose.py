@@ -28,6 +28,7 @@ from autoddp.report.diagnosis_text import for_stdout
 from autoddp.tables import text_of, width_of_stdout
 from autoddp.torchrun.options import ending_signals, load_torchrun, require_job_options, require_rendezvous
 from autoddp.torchrun.surroundings import environment_with
+from autoddp.wire.worker_config import require_injection
 
 _HELP = """\
 usage: autoddp diagnose [--json] [options] train.py [its arguments]
@@ -70,10 +71,12 @@ def examine(options: Options, as_json: bool, began: float | None = None) -> None
 
         run_below_a_supervisor()
     options = replace(options, diagnose_only=True, tune_only=True)
+    require_injection()
     require_script(options.torchrun)
     for line in options.says:
         tell_wrapped(line)
-    mode = choose_to_diagnose(options)
+    with awaiting("this host's GPU driver"):
+        mode = choose_to_diagnose(options)
     require_job_options(options.torchrun)
     options = replace(options, trials=None, recipe=None)  # those of variables are for tuning and launching
     for line in filter(None, (mode.ranks, mode.says)):

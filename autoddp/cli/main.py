@@ -34,6 +34,7 @@ from autoddp.processes.silence import awaiting
 from autoddp.torchrun.jobs import run_real_job
 from autoddp.torchrun.options import ending_signals, load_torchrun, require_job_options, require_rendezvous
 from autoddp.torchrun.surroundings import environment_with
+from autoddp.wire.worker_config import require_injection
 
 if TYPE_CHECKING:
     from autoddp.hosts.agreement import Agreement
@@ -120,10 +121,13 @@ def prepare(options: Options, began: float) -> Job | None:
         from autoddp.processes.supervisor import run_below_a_supervisor
 
         run_below_a_supervisor()
+    if options.trials != 0:
+        require_injection()
     require_script(options.torchrun)
     for line in options.says:
         tell_wrapped(line)
-    mode = choose(options)  # where this is an error, nothing has been said of the mode
+    with awaiting("this host's GPU driver"):
+        mode = choose(options)  # where this is an error, nothing has been said of the mode
     require_job_options(options.torchrun)
     if not mode.as_torchrun:
         require_rendezvous(options.torchrun, starts_job=not (options.tune_only or options.dry_run))

@@ -29,7 +29,7 @@ from typing import Any
 from autoddp.commandline.options import leading_own, own_parser, parse_apart
 from autoddp.errors import UsageError
 from autoddp.log import show_exactly, tell
-from autoddp.wire.worker_config import INJECT
+from autoddp.wire.worker_config import INJECT, require_injection
 
 VARIABLE = "AUTODDP_WRAP"
 """`inject/sitecustomize.py` spells this name again: it imports nothing."""
@@ -61,6 +61,7 @@ def run(arguments: list[str]) -> int:
         show_exactly(_HELP + "\n" + own_parser().format_help().partition("\n\n")[2])
         return 0
     ours, command = _divided(arguments)
+    require_injection()
     leave()  # where one `autoddp wrap` stands inside another one, the inner one counts
     theirs = os.environ.get("PYTHONPATH")
     path = os.pathsep.join([str(INJECT), *([] if theirs is None else [theirs])])

@@ -34,7 +34,10 @@ from autoddp.torchrun.options import FORKED, forks_ranks, node_range, processes_
 from autoddp.torchrun.surroundings import FRESH_STORE
 from autoddp.units import percent
 
-_OF_A_JOB = ("log_dir", "redirects", "tee", "local_ranks_filter", "max_restarts", "monitor_interval")
+_OF_A_JOB = (
+    *("log_dir", "redirects", "tee", "local_ranks_filter", "max_restarts", "monitor_interval"),
+    *("logs_specs", "event_log_handler", "duplicate_stdout_filters", "duplicate_stderr_filters"),
+)
 """Fields of torchrun's options that have no effect on what `torchrun.jobs.run_tuning_job` starts."""
 _OF_A_RECIPE = ("near_limit", "lossy_limit")
 """Options beside --watch and --tune-only that must be the same on all hosts which launch with a recipe."""
@@ -355,7 +358,8 @@ def _size(options: Options) -> tuple[int, int, int]:
         raise UsageError(f"--nnodes {torchrun.nnodes}: must be 1 or more, or a range such as 1:4")
     if world < 1:
         raise UsageError(f"--nproc-per-node {torchrun.nproc_per_node}: must be 1 or more, e.g. --nproc-per-node 2")
-    is_static = torchrun.rdzv_backend == "static" and not torchrun.standalone  # no other one reads the rank
+    by_itself = most == 1 and not torchrun.rdzv_endpoint and torchrun.master_port is None  # torchrun makes it c10d
+    is_static = torchrun.rdzv_backend == "static" and not (torchrun.standalone or by_itself)
     if is_static and not 0 <= torchrun.node_rank < most:
         raise UsageError(f"--node-rank {torchrun.node_rank}: must be from 0 to {most - 1} with --nnodes {most}")
     return fewest, most, world

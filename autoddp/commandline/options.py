@@ -498,6 +498,7 @@ def _torchruns(words: Sequence[str], torchrun: argparse.ArgumentParser) -> tuple
     if "PET_NPROC_PER_NODE" not in os.environ:
         torchrun.set_defaults(nproc_per_node=None)
     understood = torchrun.parse_args(words)
+    understood.no_python = understood.no_python and not understood.run_path  # which takes precedence
     ranks_given = understood.nproc_per_node is not None
     if not ranks_given:
         understood.nproc_per_node = usual_ranks
@@ -523,7 +524,7 @@ def of_words(words: Sequence[str]) -> dict[str, Any]:
 
 RESERVED = ("AUTODDP_LOG", "AUTODDP_TUNING", "AUTODDP_WRAP")
 """Variables of autoddp that are no options."""
-_INTERNAL = re.compile("AUTODDP_(WORKER_.*|USERS_PYTHONPATH|NAMES_ERRORS_FOR|CLOCK_AHEAD|NO_LANDLOCK)")
+_INTERNAL = re.compile("AUTODDP_(WORKER_.*|RECORDS_CALLS|USERS_PYTHONPATH|NAMES_ERRORS_FOR|CLOCK_AHEAD|NO_LANDLOCK)")
 _ON, _OFF = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 
 

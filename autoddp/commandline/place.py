@@ -47,7 +47,7 @@ def settle(torchrun: argparse.Namespace, given: Mapping[str, str], variables: Ma
     `given` are the fields that the user has given, with the option or the variable that did it. UsageError for
     variables that contradict each other, and for a launcher that was not started once on each node.
     """
-    if any(field in given for field in _ELSEWHERE) or torchrun.rdzv_backend not in ("", "static"):
+    if any(getattr(torchrun, field) for field in _ELSEWHERE) or torchrun.rdzv_backend not in ("", "static"):
         return Settled()
     platforms = platforms_here(variables)
     if not platforms:

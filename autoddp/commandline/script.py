@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import functools
 import importlib.util
 import os
 import re
@@ -169,14 +170,18 @@ def _folder_of(script: Path, torchrun: argparse.Namespace) -> Path:
 
 def _roots(first: Path) -> list[str]:
     """Folders in which the script's Python looks for the user's modules: its own, then those of PYTHONPATH."""
-    return [str(first), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    named = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    return [str(first), *(path for path in named if not _is_installed(Path(os.path.abspath(path))))]
 
 
 def _imported(nodes: list[ast.AST], importer: Path, roots: list[str], own_package: str) -> Iterator[Path]:
     """Files of the user's own modules that this one imports."""
+    above = [importer, *Path(os.path.abspath(importer)).parents]
     for node in nodes:
         level = node.level if isinstance(node, ast.ImportFrom) else 0
-        places = [str([importer, *importer.parents][level])] if level else roots
+        if level >= len(above):  # above the root folder is nothing to import
+            continue
+        places = [str(above[level])] if level else roots
         for name in _modules(node):
             own = level > 0 or name.partition(".")[0] == own_package
             yield from _files_of_module(name, places, also_installed=own)
@@ -194,6 +199,8 @@ def _modules(node: ast.AST) -> list[str]:
 def _files_of_module(name: str, roots: list[str], also_installed: bool = True) -> Iterator[Path]:
     """The files that importing the dotted `name` would run, as far as they exist: each package's, then the module's."""
     first, *more = name.split(".")
+    if not first:  # `-m .train`, which Python refuses
+        return
     places = [Path(root) for root in roots if _is_module(Path(root, first))]
     if not places:
         places = [place for place in _where_installed(first) if also_installed or not _is_installed(place)]
@@ -226,10 +233,14 @@ def _where_installed(name: str) -> list[Path]:
     return folders or ([Path(spec.origin).parent] if spec.has_location and spec.origin else [])
 
 
+@functools.cache
 def _is_installed(folder: Path) -> bool:
+    """Whether it holds installed packages, also where `pip install --target` has put them, as on many clusters."""
     if {"site-packages", "dist-packages"} & set(folder.parts):
         return True
-    return any(folder.is_relative_to(sysconfig.get_path(kind)) for kind in ("stdlib", "platstdlib", "purelib"))
+    if any(folder.is_relative_to(sysconfig.get_path(kind)) for kind in ("stdlib", "platstdlib", "purelib")):
+        return True
+    return any(folder.glob("*.dist-info"))
 
 
 def _names(nodes: list[ast.AST]) -> Iterator[str]:

@@ -302,7 +302,7 @@ def agree(
 
 def _set_local_address(torchrun: argparse.Namespace, network: Network) -> None:
     """Give the others this host's address: its name may stand for 127.0.0.1 or another network."""
-    if network.address and torchrun.local_addr is None:
+    if network.address and not torchrun.local_addr:
         torchrun.local_addr = network.address
     if network.says:
         tell(network.says)

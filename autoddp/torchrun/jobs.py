@@ -49,6 +49,10 @@ def run_tuning_job(torchrun: argparse.Namespace, folder: Path, number: int) -> s
     arguments.master_port = torchrun.master_port or DEFAULT_PORT
     arguments.log_dir = str(folder)
     arguments.redirects, arguments.tee, arguments.local_ranks_filter = "3", "0", ""
+    # What else the job logs is the job's alone: a package's logs specs may send it anywhere, and filtered lines go to a
+    # file without a limit.
+    arguments.logs_specs, arguments.event_log_handler = None, "null"
+    arguments.duplicate_stdout_filters, arguments.duplicate_stderr_filters = [], []
     # Elastic sleeps so long before it looks at its ranks. An attempt whose ranks have ended is killed after 20 seconds,
     # and of one that elastic has not looked at nobody learns that a rank has failed.
     arguments.monitor_interval = min(arguments.monitor_interval, LOOKS)
@@ -115,6 +119,8 @@ def be_torchrun() -> None:
 
         die_with_parent(signal.SIGTERM)  # elastic ends the ranks then; until it is imported there are none
         leave_no_core_files()  # NCCL's watchdog aborts a rank under a setting that hangs, in the user's folder
+    for name in [one for one in os.environ if one.startswith("PET_")]:
+        del os.environ[name]  # torchrun's options for the user's job: `meeting_words` has what is this job's too
     from torch.distributed.run import main
 
     from autoddp.network import loopback

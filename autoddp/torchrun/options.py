@@ -192,8 +192,10 @@ def require_rendezvous(torchrun: argparse.Namespace, *, starts_job: bool = True)
         settings: dict[str, Any] = rendezvous_settings(torchrun)
         if backend == "static":
             settings["rank"] = torchrun.node_rank
+        if most > 1 and not torchrun.rdzv_id:  # torch makes one, which on one host is as good
+            raise ValueError("--rdzv-id is empty, and each host would make one of its own: give the same on all")
         # With an address torch does not ask the name service for this host's name, which may take seconds.
-        place = (backend, where, torchrun.rdzv_id, fewest, most, torchrun.local_addr or "localhost")
+        place = (backend, where, torchrun.rdzv_id or "autoddp", fewest, most, torchrun.local_addr or "localhost")
         parameters = RendezvousParameters(*place, **settings)
         if backend == "static":
             static_tcp_rendezvous.create_rdzv_handler(parameters)
@@ -369,7 +371,7 @@ def meeting_words(torchrun: argparse.Namespace, name: str) -> list[str]:
         "--rdzv-conf": arguments.rdzv_conf,
         "--local-addr": torchrun.local_addr,
         "--max-restarts": "0",
-        "--monitor-interval": str(min(torchrun.monitor_interval, LOOKS)),  # PET_MONITOR_INTERVAL is there too
+        "--monitor-interval": str(min(torchrun.monitor_interval, LOOKS)),
     }
     return [word for option, value in words.items() if value for word in (option, value)]
 

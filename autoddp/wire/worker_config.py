@@ -8,6 +8,7 @@ from pathlib import Path
 
 from autoddp import codec
 from autoddp.codec import Struct, field
+from autoddp.errors import UsageError
 from autoddp.knobs import AS_WRITTEN, Configuration, Rung
 
 TUNE, APPLY = "AUTODDP_WORKER_TUNES", "AUTODDP_WORKER_APPLIES"
@@ -95,6 +96,15 @@ class WorkerConfig(Struct, frozen=True, forbid_unknown_fields=True):
 def naming_errors(present: Mapping[str, str]) -> dict[str, str]:
     """The variables under which the ranks of this process's job leave the cause of their end, see `error_file`."""
     return {LAUNCHER: str(os.getpid()), **_injection(present)}
+
+
+def require_injection() -> None:
+    """UsageError where PYTHONPATH cannot name `inject/`: ranks would begin without the worker, and without checks."""
+    if os.pathsep in str(INJECT):
+        raise UsageError(
+            f"autoddp is in {INJECT.parent}, and gets into the ranks by PYTHONPATH, which cannot name a path with "
+            f"{os.pathsep!r} in it: move autoddp to another folder; --trials 0 is torchrun"
+        )
 
 
 def _injection(present: Mapping[str, str]) -> dict[str, str]:

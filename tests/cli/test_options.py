@@ -49,6 +49,14 @@ def test_every_variable_of_torchrun(action: argparse.Action, monkeypatch: pytest
     understood_alike(SCRIPT)
 
 
+def test_run_path_takes_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By torchrun's own rule. The script was looked for along PATH, and was not found."""
+    monkeypatch.setenv("PET_NO_PYTHON", "1")
+    found = parse(["--run-path", *SCRIPT]).torchrun
+    assert (found.run_path, found.no_python) == (True, False)
+    assert parse(SCRIPT).torchrun.no_python
+
+
 def test_variables_are_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PET_NPROC_PER_NODE", "4")
     monkeypatch.setenv("PET_STANDALONE", "1")
@@ -345,7 +353,7 @@ def test_a_variable_that_cannot_be_understood_is_an_error(
     assert says in str(raised.value)
 
 
-@pytest.mark.parametrize("name", [*RESERVED, "AUTODDP_WORKER_TUNES", "AUTODDP_CLOCK_AHEAD"])
+@pytest.mark.parametrize("name", [*RESERVED, "AUTODDP_WORKER_TUNES", "AUTODDP_CLOCK_AHEAD", "AUTODDP_RECORDS_CALLS"])
 def test_variables_of_autoddp_that_are_no_options_are_left_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "1")
     assert parse(SCRIPT).isolation is None

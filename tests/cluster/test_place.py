@@ -107,6 +107,13 @@ def test_no_cluster_changes_nothing(understood) -> None:
     assert says == ()
 
 
+@pytest.mark.parametrize("more", [{"PET_STANDALONE": "0"}, {"PET_RDZV_ENDPOINT": ""}])
+def test_an_option_that_says_nothing_keeps_no_node_from_its_place(understood, more: dict[str, str]) -> None:
+    """Each node trained by itself, and wrote over what the others wrote."""
+    found, _ = understood({**read("slurm-step-node1"), **more})
+    assert place(found) == TOLD["slurm-step-node1"]
+
+
 @pytest.mark.parametrize(
     "variables",
     [

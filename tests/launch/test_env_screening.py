@@ -82,6 +82,12 @@ def test_a_setting_under_which_nccl_has_no_broadcast_is_ruled_out(
     assert bool(seconds) is serves
 
 
+def test_variables_that_are_torchruns_options_are_the_jobs_alone(torchrun: argparse.Namespace, tmp_path: Path) -> None:
+    """By the first, its ranks would meet on all interfaces; by the second, nothing could be started at all."""
+    variables = {**os.environ, "PET_STANDALONE": "1", "PET_NO_PYTHON": "1"}
+    assert Screening(torchrun, tmp_path / "screening", variables)._seconds(Burst.of_step(4096, "gloo"), {})
+
+
 LOOKS = """
 import os, resource
 if "RANK" in os.environ:

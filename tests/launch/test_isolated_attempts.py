@@ -25,7 +25,11 @@ from traces.room import ORDINARY, Room, _readable_interpreter, may_bind
 
 from autoddp.attempts.isolating import Isolation, _overlay, _starts_python, choose_isolation
 from autoddp.attempts.tune import Tuning, Written
+from autoddp.cli import wrap
+from autoddp.cli.diagnose import examine
+from autoddp.cli.main import prepare
 from autoddp.commandline.options import parse
+from autoddp.errors import UsageError
 from autoddp.hosts.together import Hosts
 from autoddp.isolation import Level
 from autoddp.runs.folder import RunFolder
@@ -261,6 +265,26 @@ def test_a_rank_that_would_begin_without_the_checks_is_not_started(
     found = Isolation(Level.OVERLAY, folder).why_not_started(parse([*words.split(), "train.py"]).torchrun)
     assert why in found
     assert bool(why) is bool(found)
+
+
+def test_a_folder_that_pythonpath_cannot_name_is_an_error_before_any_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As of a checkout in /data/2026-11-28T10:00: a script was tuned without the checks, and no recipe was applied."""
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").touch()
+    monkeypatch.setattr("autoddp.wire.worker_config.INJECT", Path("/data/10:00/autoddp/inject"))
+    words = ["--nproc-per-node", "2", "--dry-run", "train.py"]
+    starts: list[Callable[[], object]] = [
+        lambda: prepare(parse(words), time.monotonic()),
+        lambda: examine(parse(words), as_json=False),
+        lambda: wrap.run([]),
+    ]
+    for begin in starts:
+        with pytest.raises(UsageError, match=r"^autoddp is in /data/10:00/autoddp, and gets"):
+            begin()
+    assert capsys.readouterr().out == ""
+    prepare(parse(["--trials", "0", *words]), time.monotonic())
 
 
 def test_a_copy_that_has_no_name_yet_ends_tuning_before_the_disk_is_full(

@@ -19,6 +19,7 @@ from traces.room import may_bind
 
 from autoddp.attempts import keeper as keeper_module
 from autoddp.attempts.keeper import Attempt, Keeper, Shelter
+from autoddp.commandline.mode import choose_to_diagnose
 from autoddp.commandline.options import parse
 from autoddp.isolation import Level
 from autoddp.processes.polling import polls
@@ -49,6 +50,21 @@ def test_elastic_looks_often_at_the_ranks_of_an_attempt(
     assert seen == [looks, looks]
     words = meeting_words(torchrun, "screening")
     assert words[words.index("--monitor-interval") + 1] == str(looks)
+
+
+def test_what_else_the_job_logs_is_left_out_of_an_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package's logs specs took the place of the run's own logs, and events were shown as those of the job."""
+    seen: list[argparse.Namespace] = []
+    monkeypatch.setattr(jobs, "_run_without_restarts", lambda arguments: seen.append(arguments) or "")
+    options = parse(["--nproc-per-node", "2", "train.py"])
+    filters = {f"duplicate_{name}_filters": ["loss"] for name in ("stdout", "stderr")}  # newer than torch 2.6
+    theirs = {"logs_specs": "default", "event_log_handler": "console", **filters}
+    vars(options.torchrun).update(theirs)
+    assert jobs.run_tuning_job(options.torchrun, tmp_path, 0) == ""
+    assert [vars(seen[0])[name] for name in theirs] == [None, "null", [], []]
+    assert [vars(options.torchrun)[name] for name in theirs] == list(theirs.values())  # of the job
+    says = choose_to_diagnose(options).says
+    assert all(f"--{name.replace('_', '-')}" in says for name in theirs)
 
 
 def test_a_launcher_that_ignores_its_children(children_are_ignored: None) -> None:

@@ -6,6 +6,7 @@ fault of each kind; `--whole` all of them, and all kinds of names.
 
 from __future__ import annotations
 
+import argparse
 import re
 import subprocess
 import sys
@@ -16,8 +17,9 @@ import pytest
 from launchers import whole
 from meeting_hosts import Meetings
 
-from autoddp.hosts.agreement import HostFacts, compared
+from autoddp.hosts.agreement import HostFacts, _set_local_address, compared
 from autoddp.network.interface_selection import Places
+from autoddp.network.own_network import Network
 from autoddp.topology.nccl.interface_names import named
 
 PORT = 29500
@@ -66,6 +68,14 @@ NETWORKS = {
     "both": ({"NCCL_SOCKET_IFNAME": "eth0", "GLOO_SOCKET_IFNAME": "eth0"}, {}),
     "nothing": ({}, {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "eth0"}),
 }
+
+
+@pytest.mark.parametrize("given", [None, ""])
+def test_an_empty_address_of_this_host_is_as_none(given: str | None) -> None:
+    """As of `--local-addr "$MY_IP"`: torch takes it for none, and the address of the host's name, as 127.0.1.1."""
+    torchrun = argparse.Namespace(local_addr=given)
+    _set_local_address(torchrun, Network(address="10.0.0.1"))
+    assert torchrun.local_addr == "10.0.0.1"
 
 
 @pytest.mark.lab

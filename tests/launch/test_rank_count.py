@@ -10,8 +10,10 @@ from autoddp.commandline.local_fingerprint import visible_gpus
 from autoddp.commandline.mode import choose
 from autoddp.commandline.options import parse
 from autoddp.commandline.rank_count import idle_gpus, set_one, set_ranks, usable_nodes
+from autoddp.errors import UsageError
 from autoddp.topology import NumaNode, numa_nodes
 from autoddp.topology.system.machine import cpu
+from autoddp.torchrun.options import torchrun_parser
 
 GIVEN = {
     "--nproc-per-node 1 train.py": True,
@@ -40,6 +42,16 @@ def test_a_standalone_job_on_a_node_of_a_cluster(trials, monkeypatch):
     monkeypatch.setenv("PET_NODE_RANK", "1")
     words = ["--standalone", "--nnodes", "1", "--nproc-per-node", "2", "--trials", trials, "train.py"]
     assert choose(parse(words)).as_torchrun is (trials == "0")
+
+
+@pytest.mark.skipif(torchrun_parser().get_default("master_port") is not None, reason="an older torch reads it")
+@pytest.mark.parametrize("trials", ["0", "3"])
+def test_the_rank_of_a_node_that_torchrun_does_not_read(trials):
+    """As of `--nnodes=1 --node-rank=$NODE_RANK` on the second node of several: torchrun starts a job there."""
+    words = ["--nnodes", "1", "--node-rank", "1", "--nproc-per-node", "2", "--trials", trials, "train.py"]
+    assert choose(parse(words)).as_torchrun is (trials == "0")
+    with pytest.raises(UsageError, match="--node-rank 1: must be from 0 to 0"):
+        choose(parse(["--master-port", "29700", *words]))
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])

@@ -142,6 +142,16 @@ def test_a_port_that_is_taken_is_an_error_before_tuning(words: list[str], monkey
 
 
 @pytest.mark.parametrize("backend", ["static", "c10d"])
+def test_an_empty_run_id_is_an_error_on_several_hosts_alone(backend: str) -> None:
+    """As of `--rdzv-id=$SLURM_JOB_ID` outside of Slurm: torchrun makes one, and starts a job on one host."""
+    words = ["--rdzv-id=", "--rdzv-backend", backend, "--rdzv-endpoint", "localhost:29555", "train.py"]
+    options.require_rendezvous(PARSER.parse_args(words))
+    for nodes in ("2", "1:2"):
+        with pytest.raises(UsageError, match="--rdzv-id is empty, and each host would make one of its own"):
+            options.require_rendezvous(PARSER.parse_args(["--nnodes", nodes, *words]))
+
+
+@pytest.mark.parametrize("backend", ["static", "c10d"])
 def test_the_place_where_hosts_meet_is_torchruns(backend: str) -> None:
     seen = set()
     for nodes, endpoint, conf, master in (case for case in CASES[backend] if case[0] != "1"):

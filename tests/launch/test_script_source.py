@@ -117,6 +117,28 @@ def test_a_module_of_pythonpath(tmp_path, monkeypatch):
     assert source.may_have("--trials")
 
 
+@pytest.mark.parametrize("script", ["train.py", "./train.py", "sub/../train.py"])
+def test_a_script_of_the_current_folder_that_is_a_part_of_a_package_too(script, tmp_path, monkeypatch):
+    """`try: from ..opts import parse` and `except ImportError: from opts import parse`: it was a traceback."""
+    text = f"try:\n    from ..opts import parse\nexcept ImportError:\n    from {'.' * 20} import x\n"
+    source_of(tmp_path, {"pack/train.py": text, "opts.py": "add('--trials')\n", "pack/sub/x.py": ""})
+    monkeypatch.chdir(tmp_path / "pack")
+    source = ScriptSource(argparse.Namespace(training_script=script, module=False, no_python=False))
+    assert source.readable
+    assert source.may_have("--trials")
+
+
+@pytest.mark.parametrize("folder", ["target", "lib/python3.11/site-packages"])
+def test_packages_that_are_installed_in_pythonpath_do_not_count(folder, tmp_path, monkeypatch):
+    """On many clusters torch itself is there: each start of autoddp read it, for more than a minute."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / folder))
+    monkeypatch.syspath_prepend(tmp_path / folder)  # as in a launcher
+    files = {f"{folder}/library.py": "add('--trials')\n", f"{folder}/library-1.0.dist-info/METADATA": ""}
+    source = source_of(tmp_path, {"train.py": "import library\n", **files})
+    assert source.readable
+    assert not source.may_have("--trials")
+
+
 def test_a_linked_script_s_modules_lie_beside_its_file(tmp_path):
     source_of(tmp_path / "project", HAVE_IT["a module beside it"])
     (tmp_path / "linked.py").symlink_to("project/train.py")
@@ -134,9 +156,13 @@ def test_an_installed_module_s_own_package_counts():
 
 @pytest.mark.parametrize(
     ("script", "module", "no_python"),
-    [("nowhere.py", False, False), ("no.such.module", True, False), ("bash", False, True), ("/dev/null", False, False)],
+    [
+        *(("nowhere.py", False, False), ("no.such.module", True, False), ("bash", False, True)),
+        *(("/dev/null", False, False), (".train", True, False)),
+    ],
 )
-def test_what_cannot_be_read_may_have_any_option(script, module, no_python):
+def test_what_cannot_be_read_may_have_any_option(script, module, no_python, monkeypatch):
+    monkeypatch.chdir("/")
     source = ScriptSource(argparse.Namespace(training_script=script, module=module, no_python=no_python))
     assert not source.readable
     assert source.may_have("--trials")

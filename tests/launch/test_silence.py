@@ -5,10 +5,15 @@ from __future__ import annotations
 import re
 import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from autoddp import log
+from autoddp.cli.diagnose import examine
+from autoddp.cli.main import prepare
+from autoddp.commandline.options import Options, parse
 from autoddp.processes import silence
 from autoddp.processes.silence import awaiting
 
@@ -70,3 +75,26 @@ def test_the_thread_ends_with_the_last_wait(said: list[str]) -> None:
     with awaiting("the others"), awaiting("more of them"):
         assert "autoddp-words" in {thread.name for thread in threading.enumerate()}
     until(lambda: "autoddp-words" not in {thread.name for thread in threading.enumerate()})
+
+
+BEGINS: dict[str, Callable[[Options], object]] = {
+    "a job": lambda options: prepare(options, time.monotonic()),
+    "a diagnosis": lambda options: examine(options, as_json=False),
+}
+
+
+@pytest.mark.parametrize("name", BEGINS)
+def test_a_driver_that_does_not_answer_is_waited_for_with_a_word(
+    name: str, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NVML may hang for ever where a GPU has fallen off the bus, and this is before autoddp's first line."""
+
+    def visible_gpus() -> int:
+        until(lambda: said)
+        return 0
+
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").touch()
+    monkeypatch.setattr("autoddp.commandline.rank_count.visible_gpus", visible_gpus)
+    BEGINS[name](parse(["--dry-run", "train.py"]))
+    assert said[0].startswith("waiting for this host's GPU driver, ")
