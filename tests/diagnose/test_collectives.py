@@ -982,8 +982,8 @@ def test_groups_that_never_meet_are_done_again_for_equally_many_of_their_steps()
     often = {sum(one.act.call != REST for one in of_rank) for of_rank in script.played.values()}
     paces = {one.rank: one.seconds / len(one.calls) for one in recording.processes}
     assert max(often) - min(often) <= 1
-    assert max(often) == pytest.approx(0.4 / statistics.fmean(paces.values()), rel=0.05)
-    assert script.seconds == pytest.approx(0.4, rel=0.05)
+    assert max(often) == pytest.approx(script.seconds / statistics.fmean(paces.values()), rel=0.05)
+    assert script.seconds == pytest.approx(1.2, rel=0.05)
     assert script.program.of_each
 
 

@@ -184,7 +184,7 @@ def _least_in_calls(job: Job, saved: Mapping[int, float]) -> float:
     """Seconds of a step that a change of calls can save: what every rank of those that wait for each other can.
 
     A step takes each of them as long: its gaps and its calls. Without any of the calls the gaps are left, but for what
-    is `saved` of them. So no more is saved than that of the rank which stands in calls for the shortest time.
+    is `saved` of them and for waits for a core. So no more is saved than that of the rank for which this is least.
     """
     stands: dict[int, float] = {}
     for rank, process in job.recording.of_rank.items():
@@ -193,7 +193,9 @@ def _least_in_calls(job: Job, saved: Mapping[int, float]) -> float:
             for place, one in process.sums.items()
             if place.is_for_objects or place.is_about_groups or (place.group and "object" not in place.collective)
         )
-        stands[rank] = job.step * (in_calls / process.seconds if process.seconds else 1.0) + saved.get(rank, 0.0)
+        share = min(1.0, in_calls / process.seconds) if process.seconds else 1.0
+        # Between its calls it may wait for a core that another rank's calls use.
+        stands[rank] = job.step * (share + (1.0 - share) * process.waits_in_gaps) + saved.get(rank, 0.0)
     return _least(job.recording, stands)
 
 

@@ -20,6 +20,7 @@ LONGEST_STEP = 3.0
 MOST_CALLS = 3_000
 """Calls of one rank in one round."""
 _LONGEST = 0.4  # seconds of the script that are done again in one round; more where one step takes longer
+_OF_EACH = 3.0  # times as long where sets make equally many steps: one that ends first leaves its cores to the others
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ def stretches_of(
     makes hundreds of calls. So they have stretches of their own: with as many steps each where these are the same, else
     with as many as usually fit.
     """
-    length = min(max(_LONGEST, 1.2 * steps.seconds if steps.unit != "second" else 0.0), LONGEST_STEP)
+    usual = _LONGEST * (_OF_EACH if steps.of_each else 1.0)
+    length = min(max(usual, 1.2 * steps.seconds if steps.unit != "second" else 0.0), LONGEST_STEP)
     sets = [_Set.of(recording, steps, ranks, whole) for ranks in recording.apart]
     sets = [one for one in sets if one.whole]
     often = [one.often(length, steps) for one in sets]
