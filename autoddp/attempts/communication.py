@@ -44,7 +44,8 @@ class Enough:
 
     A script that builds its model only after some minutes may meet at a barrier before. So what counts is not the time
     from the first call alone: calls must have been made in half of it. It may be less where steps are short, and no
-    trial of fewer threads goes on; and it is over where the ranks hang behind some steps.
+    trial of fewer threads goes on; and it is over where the ranks hang behind some steps. Where they hang
+    earlier, their heartbeats tell.
     """
 
     folder: Path

@@ -182,6 +182,10 @@ class ObjectiveTuning(Tuning):
         number = self._number
         start, failure = self._made(order)
         seen = start.seen(failure)
+        if not seen.is_useless:
+            with awaiting("the ranks of the other hosts"):
+                why = start.await_the_others()
+            seen = Seen(tuning_over=why) if why else seen
         if seen.is_useless:
             self.hosts.attempt_ended(number, seen.failed)
         with _heard():

@@ -32,6 +32,7 @@ _SHARE_OF_A_START = 8  # the first start takes one part in so many of the time, 
 _LEAST_SHARE = 0.5  # of what the first start has shown: a script that trains for a fixed time may show fewer in another
 _GOES_ON = 1.0  # seconds after a rank's first word in which it says that it ends, or it trains a DDP model
 _LATER = 3.0  # seconds that a host may be behind another one in what it shows
+_LOOKS = 0.25  # seconds between two looks whether the other hosts' parts are over
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Seen:
     failed: str = ""
     """Why the start is of no use."""
     failed_at: float = 0.0
-    """When, by the wall clock; 0 where this host's part ended only because another host's had."""
+    """When, by the first host's wall clock; 0 where this host's part ended only because another host's had."""
     nothing: str = ""
     """What no rank of this host shows."""
     tuning_over: str = ""
@@ -193,6 +194,19 @@ class OneStart:
             self._is_counted = True
             self.hosts.count_me(self._enough)
 
+    def await_the_others(self) -> str:
+        """Wait until all hosts have seen enough, or one's part is of no use; why tuning has to end meanwhile, or "".
+
+        The ranks of this host may have ended by themselves long before those of another one do.
+        """
+        while self.hosts.several and self.hosts.counted(self._enough) < self.hosts.nodes:
+            if self.hosts.ended_elsewhere(self.number) is not None:
+                break
+            if why := self.hosts.why_over or self._time_is_over:
+                return why
+            time.sleep(_LOOKS)
+        return ""
+
     def _has_shown_enough(self) -> bool:
         if self._first is None:
             assert self.needed is not None
@@ -266,13 +280,17 @@ class OneStart:
         # Where all hosts have seen enough, one ends its ranks first, and the others' fail for want of them.
         if not (self.ended_by_us or self._is_counted) and failure:
             at, why = min(self.failures, default=(time.monotonic(), failure))
-            return Seen(failed=why, failed_at=time.time() - (time.monotonic() - at))
+            return Seen(failed=why, failed_at=self._now - (time.monotonic() - at))
         if self._ended_elsewhere is not None and not self._is_counted:
             return Seen(failed=self._ended_elsewhere)
         try:
             return self._with_cost()
         except Unusable as why:
-            return Seen(failed=str(why), failed_at=time.time())
+            return Seen(failed=str(why), failed_at=self._now)
+
+    @property
+    def _now(self) -> float:
+        return time.time() - self.hosts.ahead
 
     def _with_cost(self) -> Seen:
         if self.failed:

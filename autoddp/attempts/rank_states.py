@@ -100,6 +100,10 @@ class Waiting:
         """See `Ranks.waited`."""
         return self._ranks.waited(ended)
 
+    def in_vain(self) -> float:
+        """Seconds for which all ranks of this host have only waited for others; 0.0 for one alone, which has others."""
+        return self._ranks.waited() if len(self._ranks.look()) > 1 else 0.0
+
     def where(self) -> str:
         """A line that says where the ranks are now."""
         return places(self._ranks.look(), self.clock())

@@ -63,6 +63,7 @@ _BEFORE_TRACE = 8  # steps before it: experiments have left batches waiting in t
 _DIAGNOSING = 90.0  # seconds of steps for a diagnosis that is all that is asked for
 _LONGEST_DIAGNOSIS = 900.0  # seconds from the command, all starts of the script included
 _LAST_SECONDS = 10.0  # of a diagnosis, in which what was recorded so far is looked at
+_IN_VAIN = 20.0  # seconds in which ranks without DDP have only waited for each other: then they hang
 _LOOKS = 1.0  # seconds between two looks at how much the script has written
 _EFFORT = 20  # a look may take one part in so many of the time: many files take long to count
 
@@ -630,10 +631,16 @@ class _Limits:
             return False
         left = self.job.machine.at_most
         is_late = left is not None and left < _LAST_SECONDS and self.enough.has_steps
-        if self.enough() or is_late:
+        if self.enough() or is_late or self._waits_in_vain:
             self.hosts.count_me(self._enough)  # before the ranks end here: those of other hosts fail for want of them
             return True
         return self.is_enough_elsewhere
+
+    @property
+    def _waits_in_vain(self) -> bool:
+        """Whether the ranks hang. Not said of several hosts: over a slow link a large tensor may be on its way."""
+        has_begun = self.enough is not None and bool(self.enough.in_words)
+        return has_begun and not self.hosts.several and self.waiting.in_vain() >= _IN_VAIN
 
     @property
     def is_enough_elsewhere(self) -> bool:

@@ -195,10 +195,7 @@ def choose(options: Options) -> Mode:
         if options.tune_only:
             raise NotTuned(f"{FORKED}: nothing was tuned; use --start-method spawn")
         without = "launching as torchrun would, without tuning and without a recipe; --start-method spawn has both"
-        if not options.ranks_given:  # nothing tells that it shares its work: each of several ranks might do all of it
-            options.torchrun.nproc_per_node = "1"
-            mode = replace(mode, ranks=idle_gpus())
-        return replace(mode.as_written, bypass=False, is_unfit=False, says=f"{FORKED}: {without}")
+        return _by_torchrun(mode, options, f"{FORKED}: {without}")
     if mode.recipe is not None:
         return replace(mode, says=_says_of_launch(mode, options))
     if options.objective is not None and mode.tune and (left_out := options.not_of_an_objective):
@@ -210,7 +207,19 @@ def choose(options: Options) -> Mode:
     why = f"{options.script} is no regular file, so it can be read only once"
     if options.tune_only:
         raise NotTuned(f"{why}: nothing was tuned; copy it into a file")
-    return replace(mode, tune=False, says=f"{why}: launching as torchrun would, without tuning")
+    return _by_torchrun(mode, options, f"{why}: launching as torchrun would, without tuning")
+
+
+def _by_torchrun(mode: Mode, options: Options, says: str) -> Mode:
+    """A launch as torchrun's, also in the number of ranks where the user has given none.
+
+    Nothing tells that the script shares its work: each of several ranks might do all of it. Of a pipe, one rank alone
+    gets the script.
+    """
+    if not options.ranks_given:
+        options.torchrun.nproc_per_node = "1"
+        mode = replace(mode, ranks=idle_gpus())
+    return replace(mode.as_written, bypass=False, is_unfit=False, says=says)
 
 
 def _says_of_launch(mode: Mode, options: Options) -> str:

@@ -15,6 +15,7 @@ from autoddp.cluster.base import Platform, Told
 from autoddp.cluster.choice import platforms_here, require_same_nodes
 from autoddp.cluster.kubeflow import Kubeflow
 from autoddp.errors import UsageError
+from autoddp.processes.silence import awaiting
 from autoddp.torchrun.options import DEFAULT_PORT, node_range
 
 _OPTIONS = {
@@ -28,6 +29,7 @@ _OPTIONS = {
 """Field of torchrun's options → the platforms' answer for it."""
 _FLAGS = {"nnodes": "--nnodes", "node_rank": "--node-rank", "master_addr": "--master-addr"}
 _MISSING = {"nnodes": "number of nodes", "node_rank": "node rank", "master_addr": "master"}
+_SOON = 3.0  # seconds without an answer of the name service until a line says so
 _ELSEWHERE = ("standalone", "rdzv_endpoint")
 """Fields that say by themselves where the nodes meet."""
 
@@ -94,7 +96,8 @@ def require_master(torchrun: argparse.Namespace) -> None:
     if not getattr(torchrun, "master_resolves", False):
         return
     try:
-        socket.getaddrinfo(torchrun.master_addr, None)
+        with awaiting(f"the name service to tell the address of the master, {torchrun.master_addr}", soon=_SOON):
+            socket.getaddrinfo(torchrun.master_addr, None)
     except OSError as error:
         raise UsageError(
             f"{torchrun.master_from} names the master {torchrun.master_addr}, and this node ({socket.gethostname()}) "

@@ -295,8 +295,9 @@ def agree(
         raise UsageError("; ".join(errors + found.faults))
     network = with_rdma(found.network, {*os.environ, *variables})
     _set_local_address(torchrun, network)
-    each, name = tuple(host.processes for host in all_), labels(all_)[rank]
-    hosts = Hosts(store, rank, nodes, fewest=fewest, name=name, endpoint=endpoint, ranks=each)
+    each, name, ahead = tuple(host.processes for host in all_), labels(all_)[rank], mine.clock - all_[0].clock
+    ahead = ahead if abs(ahead) > _CLOCKS else 0.0
+    hosts = Hosts(store, rank, nodes, fewest=fewest, name=name, endpoint=endpoint, ranks=each, ahead=ahead)
     return Agreement(network, hosts, sum(each), handler, notices)
 
 

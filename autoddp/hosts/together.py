@@ -84,6 +84,8 @@ class Hosts:
     """The endpoint at which the hosts meet."""
     ranks: tuple[int, ...] = ()
     """How many ranks each host starts; empty where there is one host."""
+    ahead: float = 0.0
+    """Seconds by which this host's clock is ahead of the first host's; 0.0 where they agree, as far as is known."""
     _ended_elsewhere_at: float = 0.0
 
     def __post_init__(self) -> None:

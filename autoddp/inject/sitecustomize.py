@@ -189,6 +189,19 @@ def _name_the_error_at_exit() -> None:
     register(at_exit)
 
 
+def _in_c(name: str) -> "str | None":
+    """A variable as the next program gets it: os.environ does not know what a script has set by os.putenv."""
+    try:
+        from ctypes import CDLL, c_char_p
+
+        getenv = CDLL(None).getenv
+        getenv.restype = c_char_p
+        value = getenv(os.fsencode(name))
+    except Exception:  # a Python without ctypes
+        return os.environ.get(name)
+    return None if value is None else os.fsdecode(value)
+
+
 def _stay_armed(orders: "dict[str, str]") -> None:
     """Keep the orders where this process becomes another program, as a script that starts itself anew by numactl.
 
@@ -218,18 +231,23 @@ def _stay_armed(orders: "dict[str, str]") -> None:
         return new
 
     def execv(path: "Any", argv: "Any") -> "Any":
-        # Not by execve: what the script has set by os.putenv, or in C, is not in os.environ. So only ours is written.
-        new = armed(os.environ)
-        before = {name: os.environ.get(name) for name in new if os.environ.get(name) != new[name]}
-        os.environ.update({name: new[name] for name in before})
+        # Not by execve: what the script has set by os.putenv, or in C, is not in os.environ. So only ours is written,
+        # and PYTHONPATH, of which ours is a part, is read where the next program will find it.
+        theirs = _in_c("PYTHONPATH")
+        present = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        if theirs is not None:
+            present["PYTHONPATH"] = theirs
+        ours = {name: value for name, value in armed(present).items() if present.get(name) != value}
+        for name, value in ours.items():
+            os.putenv(name, value)
         try:
             return execv_before(path, argv)
         finally:  # reached only where the call has failed
-            for name, value in before.items():
-                if value is None:
-                    del os.environ[name]
+            for name in ours:
+                if name in present:
+                    os.putenv(name, present[name])
                 else:
-                    os.environ[name] = value
+                    os.unsetenv(name)
 
     def execve(path: "Any", argv: "Any", env: "Any") -> "Any":
         return execve_before(path, argv, armed(env))

@@ -22,6 +22,7 @@ VARIABLE = "AUTODDP_WORKER_ISOLATION"
 INJECT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "inject")
 """The folder whose sitecustomize starts the checks in a Python process."""
 
+_PATH = "PYTHONPATH"
 _plan = ""
 
 
@@ -65,6 +66,8 @@ def watch_children(plan: str) -> None:
         "posix_spawn": _posix_spawn,
         "posix_spawnp": _posix_spawn,
         "system": _system,
+        "putenv": _putenv,
+        "unsetenv": _unsetenv,
     }
     new: dict[int, tuple[Any, Any]] = {}
     for name, make in makers.items():
@@ -121,6 +124,24 @@ def _posix_spawn(original: Any) -> Any:
         return original(path, argv, _repaired(env) if isinstance(env, Mapping) else env, **options)
 
     return posix_spawn
+
+
+def _putenv(original: Any) -> Any:
+    """What a script sets past `os.environ` all programs get that are given no environment of their own."""
+
+    def putenv(name: Any, value: Any, /) -> Any:
+        is_path = os.fsdecode(name) == _PATH
+        return original(name, watched({_PATH: os.fsdecode(value)})[_PATH] if is_path else value)
+
+    return putenv
+
+
+def _unsetenv(original: Any) -> Any:
+    def unsetenv(name: Any, /) -> Any:
+        stay = {_PATH: INJECT, VARIABLE: _plan}
+        return os.putenv(name, stay[os.fsdecode(name)]) if os.fsdecode(name) in stay else original(name)
+
+    return unsetenv
 
 
 def _system(original: Any) -> Any:

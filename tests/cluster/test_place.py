@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import argparse
 import os
+import socket
+import threading
 
 import pytest
 from recorded import NAMES, read
 
 from autoddp.attempts.bench_job import parse as bench
+from autoddp.commandline import place as module
 from autoddp.commandline.options import parse, torchrun_parser
 from autoddp.errors import UsageError
 from autoddp.log import tell_wrapped
+from autoddp.processes import silence
 
 
 @pytest.fixture(autouse=True)
@@ -332,3 +336,25 @@ def test_two_jobs_have_two_ports(understood) -> None:
 
     ports = [port(job, step) for job in range(4_000_000, 4_000_010) for step in range(10)]
     assert len(set(ports)) == len(ports)
+
+
+def test_a_name_service_that_says_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several silent name servers are asked for half a minute or more before there is an answer."""
+    told, lines = threading.Event(), list[str]()
+
+    def tell(line: str) -> None:
+        lines.append(line)
+        told.set()
+
+    def resolve(*_: object) -> None:
+        assert told.wait(60)
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(silence, "tell", tell)
+    monkeypatch.setattr(silence, "_LOOKS", 0.01)
+    monkeypatch.setattr(module, "_SOON", 0.0)
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    master = argparse.Namespace(master_resolves=True, master_addr="algo-1", master_from="SM_HOSTS")
+    with pytest.raises(UsageError, match=r"knows no address of that name \(Temporary failure"):
+        module.require_master(master)
+    assert lines[0].startswith("waiting for the name service to tell the address of the master, algo-1, ")

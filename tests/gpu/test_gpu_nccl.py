@@ -160,8 +160,8 @@ def test_threads_of_nccl_do_not_forbid_binding(nccl, gpu, figure):
     figure("binding", binding.why_not or "possible")
     if "NUMA node" in binding.why_not:
         pytest.skip(f"needs a machine with several NUMA nodes: {binding.why_not}")
-    before = os.sched_getaffinity(0)
+    before = os.sched_getaffinity(os.getpid())
     binding.bind(True)
-    assert os.sched_getaffinity(0) < before
+    assert os.sched_getaffinity(os.getpid()) < before
     binding.bind(False)
-    assert os.sched_getaffinity(0) == before
+    assert os.sched_getaffinity(os.getpid()) == before

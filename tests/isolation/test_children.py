@@ -43,6 +43,12 @@ UPLOADS = {
     ),
     "without closing": ("subprocess.run([sys.executable, 'push.py'], env={}, close_fds=False)", SENDS),
     "system": ("os.environ['PYTHONPATH'] = '.'; os.system('python push.py')", SENDS),
+    "putenv": ("os.putenv('PYTHONPATH', '.'); subprocess.run([sys.executable, 'push.py'])", SENDS),
+    "putenv, system": ("os.putenv('PYTHONPATH', '.'); os.system('python push.py')", SENDS),
+    "putenv, execv": ("os.putenv('PYTHONPATH', '.'); os.execv(sys.executable, [sys.executable, 'push.py'])", SENDS),
+    "unsetenv": (
+        f"os.unsetenv('PYTHONPATH'); os.unsetenv('{VARIABLE}'); subprocess.run([sys.executable, 'push.py'])", SENDS,
+    ),
     "multiprocessing": (
         "import multiprocessing as m, runpy; os.environ.clear()\n"
         "p = m.get_context('spawn').Process(target=runpy.run_path, args=('push.py',)); p.start(); p.join()",
@@ -129,6 +135,8 @@ same = {**os.environ, "PYTHONPATH": "."}
 say = "import os; print(os.environ['PYTHONPATH'].partition(os.pathsep)[2])"
 print(subprocess.check_output([sys.executable, "-c", say], env=same, text=True).strip())
 subprocess.check_call([sys.executable, "-I", "--version"])
+os.putenv("PYTHONPATH", "..")
+print(subprocess.check_output([sys.executable, "-c", say], text=True).strip())
 os.system("PYTHONPATH=.:$PYTHONPATH python -c 'print(1)'")
 assert os.execve in os.supports_fd
 try:
@@ -141,7 +149,7 @@ except TypeError:
 def test_what_a_child_sees(tmp_path: Path) -> None:
     said, printed = ended(tmp_path, PASSES)
     assert said == "", printed
-    assert [line for line in printed.splitlines() if "Python 3" not in line] == [".", "1", "as without autoddp"]
+    assert [line for line in printed.splitlines() if "Python 3" not in line] == [".", "..", "1", "as without autoddp"]
 
 
 def test_another_python_ends_tuning_with_a_word(tmp_path: Path) -> None:

@@ -48,6 +48,8 @@ class Host:
     local_addr: str | None = None
     variables: dict[str, str] = field(default_factory=dict)
     """For the workers."""
+    ahead: float = 0.0
+    """Seconds by which it knows its clock to be ahead of the first host's."""
 
 
 class Meetings:
@@ -130,8 +132,8 @@ def meet(order: dict[str, Any]) -> Host:
         time.sleep(0.05)
     torchrun = options.torchrun_parser().parse_args([*order["words"], "train.py"])
     try:
-        network = agreement.agree(torchrun, order["plan"], f"plan {order['plan']}").network
-        host.address, host.variables = network.address, network.variables
+        met = agreement.agree(torchrun, order["plan"], f"plan {order['plan']}")
+        host.address, host.variables, host.ahead = met.network.address, met.network.variables, met.hosts.ahead
     except AutoddpError as error:
         host.error = str(error)
     if planted.get("ends"):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,8 +15,12 @@ import pytest
 from launchers import free_port
 from torch.distributed import PrefixStore, TCPStore
 
+from autoddp.attempts.deadline import Deadline
+from autoddp.attempts.isolating import Isolation
 from autoddp.attempts.job_machine import NO_DDP
-from autoddp.attempts.tune import Tuned, Tuning
+from autoddp.attempts.one_start import OneStart
+from autoddp.attempts.progress import StepsMade
+from autoddp.attempts.tune import Tuned, Tuning, Written
 from autoddp.commandline.options import parse
 from autoddp.errors import HostLost
 from autoddp.hosts import presence
@@ -24,6 +29,7 @@ from autoddp.hosts.together import Hosts, Next
 from autoddp.isolation import Level
 from autoddp.network.gathering import Endpoint
 from autoddp.processes.polling import polls
+from autoddp.settings import Objective
 from autoddp.torchrun.options import node_range
 
 
@@ -128,6 +134,39 @@ def test_a_host_that_says_nothing_ends_the_tuning_and_not_the_job(
     assert "waited 1 s for the launchers of 2 hosts" in found.why
     assert said == ["waiting for the launchers of the other hosts (up to 1 s)"]
     assert two[0].one_answer("x", True, said.append, True) == ("", True)
+
+
+@pytest.mark.parametrize("ends_well", [True, False])
+def test_a_host_whose_ranks_end_first_waits_for_those_of_the_other(
+    two: list[Hosts], ends_well: bool, tmp_path: Path
+) -> None:
+    """They may go on for longer than the launchers wait for each other's word, after which tuning would be over."""
+    first, second = (
+        OneStart(
+            objective=Objective.parse("steps"),
+            progress=StepsMade(tmp_path),
+            needed=None,
+            deadline=Deadline(None, by_length=False),
+            written=Written(Isolation.off(SimpleNamespace(path=tmp_path)), "tuning"),  # type: ignore[arg-type]
+            patience=60.0,
+            folder=tmp_path,
+            words="as written",
+            hosts=hosts,
+            number=0,
+        )
+        for hosts in two
+    )
+    first.is_enough()
+    waits = ThreadPoolExecutor(1).submit(first.await_the_others)
+    assert not wait([waits], timeout=1.0).done
+    if ends_well:
+        second.is_enough()
+    else:
+        two[1].attempt_ended(0, "rank 1 was killed by SIGKILL")
+    assert waits.result(60) == ""
+    two[1].end("there is no memory")
+    other = replace(first, number=1)
+    assert "there is no memory" in other.await_the_others()
 
 
 @pytest.mark.parametrize("leads", [0, 1])

@@ -368,6 +368,23 @@ def test_the_clock_of_the_host_that_leads_counts(leads: bool, tmp_path: Path) ->
     assert start.tuning_over == ("--budget 1 min 0 s is over" if leads else "")
 
 
+def test_a_failure_is_dated_by_the_clock_of_the_first_host(tmp_path: Path) -> None:
+    """Else the host whose clock is behind has always failed first, and its complaint of the other one is told."""
+    start = OneStart(
+        objective=Objective.parse("steps"),
+        progress=StepsMade(tmp_path),
+        needed={0: 8},
+        deadline=Deadline(None, by_length=False),
+        written=Written(Isolation.off(SimpleNamespace(path=tmp_path)), "tuning"),  # type: ignore[arg-type]
+        patience=60.0,
+        folder=tmp_path,
+        words="as written",
+        hosts=Hosts(rank=1, ahead=3600.0),
+        number=1,
+    )
+    assert start.seen("rank 1 ended with exit code 1").failed_at == pytest.approx(time.time() - 3600, abs=60)
+
+
 def test_of_several_hosts_the_first_failure_is_told_and_the_slowest_rank_counts() -> None:
     echo, first, later = Seen(failed="it ended elsewhere"), Seen(failed="no memory", failed_at=7), Seen(0.5)
     with pytest.raises(TrialFailed, match=r"^no memory$"):

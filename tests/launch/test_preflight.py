@@ -331,10 +331,14 @@ def test_what_torchrun_accepts_is_a_warning_on_one_host(lab, meetings):
 @pytest.mark.lab
 @pytest.mark.parametrize(("rendezvous", "ahead"), [(static, [0, 3600]), whole(c10d, [0, 3600]), whole(c10d, [7200, 0])])
 def test_clocks_that_are_hours_apart(lab, meetings, rendezvous, ahead):
-    """Torch compares times that two hosts have written, and would take the host that is behind for lost."""
+    """Torch compares times that two hosts have written, and would take the host that is behind for lost.
+
+    So would what asks which host's part of a start has failed first.
+    """
     hosts = lab(hosts=2)
     found = meetings.hold(hosts, rendezvous(hosts), ahead=ahead)
     assert [one.error for one in found] == ["", ""]
+    assert [one.ahead for one in found] == [0.0, pytest.approx(ahead[1] - ahead[0], abs=60)]
     assert [one.local_addr for one in found] == [hosts.address(0), hosts.address(1)]
     assert any("the hosts' clocks are" in line for one in found for line in one.said)
 

@@ -204,5 +204,8 @@ def test_a_pipe_is_left_to_the_real_job(tmp_path: Path, monkeypatch: pytest.Monk
     assert plan.says.startswith("pipe is no regular file, so it can be read only once: launching as torchrun would")
     with pytest.raises(NotTuned, match="pipe is no regular file"):
         choose(parse([*words, "--tune-only", "pipe"]))
+    options = parse(["pipe"])  # a second rank would find the pipe empty
+    assert choose(options).as_torchrun
+    assert options.torchrun.nproc_per_node == "1"
     (tmp_path / "train.py").touch()
     assert choose(parse([*words, "train.py"])).tune

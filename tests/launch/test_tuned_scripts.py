@@ -216,7 +216,14 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 store, rank, size = next(rendezvous("env://"))
 dist.init_process_group("gloo", store=dist.PrefixStore("before", store), rank=rank, world_size=size)
-dist.barrier()  # until rank 0 has prepared the data
+if rank == 0:
+    layer = torch.nn.Linear(16, 16)
+    alone = torch.optim.SGD(layer.parameters(), lr=0.01)
+    for _ in range(60):
+        alone.zero_grad()
+        layer(torch.ones(4, 16)).sum().backward()
+        alone.step()
+dist.barrier()  # until rank 0 has prepared the data, and found its rate
 dist.destroy_process_group()
 dist.init_process_group("gloo")
 torch.manual_seed(7)
@@ -233,7 +240,7 @@ dist.destroy_process_group()
 """
 
 
-def test_a_group_that_is_destroyed_before_training_does_not_end_tuning(tmp_path):
+def test_a_group_that_is_destroyed_and_steps_of_one_rank_do_not_end_tuning_before_training(tmp_path):
     """Else the script would count as one without DDP, and be launched with one rank."""
     script = tmp_path / "meets_before.py"
     script.write_text(MEETS_BEFORE)

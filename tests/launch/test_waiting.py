@@ -47,6 +47,34 @@ def test_the_ranks_and_their_places_are_named(tmp_path: Path) -> None:
     assert launch.processes() == []
 
 
+HANGS = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+for _ in range(3):
+    dist.all_reduce(torch.ones(4))
+if dist.get_rank():
+    dist.recv(torch.ones(4), 0)
+dist.barrier()
+"""
+
+
+def test_ranks_that_hang_before_their_steps_are_known_have_an_answer(tmp_path: Path) -> None:
+    """Without an optimizer nobody knows yet that the calls are steps: they were recorded for a quarter of an hour."""
+    script = tmp_path / "hangs.py"
+    script.write_text(HANGS)
+    shorter = (
+        "import sys; from autoddp.attempts import tune; tune._IN_VAIN = 9.0; "
+        "from autoddp.cli.main import main; sys.argv[0] = 'autoddp'; main()"
+    )
+    words = ["diagnose", "--nproc-per-node", "2", str(script)]
+    launch = start((sys.executable, "-c", shorter), tmp_path / "run", words).wait()
+    assert launch.returncode == 0, launch.stderr[-2000:]
+    assert "no rank called anything: rank 0 stands in barrier (hangs.py:10)" in " ".join(launch.stdout.split())
+    assert launch.processes() == []
+
+
 def beat(folder: Path, rank: int, place: str, still: float = 0.0, waits: float = 0.0) -> None:
     (folder / str(rank)).write_text(encode(Heartbeat(place, still, waits)))
 

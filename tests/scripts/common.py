@@ -62,7 +62,7 @@ def finish(*modules: nn.Module) -> None:
         }
         torch.save(state, os.path.join(os.environ["OUT"], f"rank{os.environ['RANK']}.pt"))
         with open(os.path.join(os.environ["OUT"], f"cpus{os.environ['RANK']}"), "w") as file:
-            file.write(" ".join(map(str, sorted(os.sched_getaffinity(0)))))
+            file.write(" ".join(map(str, sorted(os.sched_getaffinity(os.getpid())))))
 
 
 def stop() -> None:

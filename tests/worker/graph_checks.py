@@ -11,6 +11,7 @@ import gc
 import io
 import weakref
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -25,18 +26,20 @@ WIDTH, STEPS, WATCHED = 12, 12, 3
 
 
 class Block(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, config: SimpleNamespace) -> None:
         super().__init__()
+        self.config = config
         self.inner = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Tanh())
 
     def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
-        return x + scale * self.inner(x)
+        return x + scale * self.config.gain * self.inner(x)
 
 
 class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.config = SimpleNamespace(gain=1.0)
+        self.blocks = nn.ModuleList(Block(self.config) for _ in range(3))
         self.head = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: torch.Tensor, *, scale: float = 1.0) -> dict[str, torch.Tensor]:
@@ -234,6 +237,23 @@ def changes_a_setting(run: Run, rank: int) -> None:
         run.step()
 
 
+def changes_its_configuration(run: Run, rank: int) -> None:
+    """A number in an object that all blocks share, as of a script that cools a temperature there."""
+    for number, x in enumerate(batches(rank)):
+        if number == 7:
+            run.ddp.module.config.gain = 0.5
+        run.backward(x)
+        run.step()
+
+
+def has_another_configuration(run: Run, rank: int) -> None:
+    for number, x in enumerate(batches(rank)):
+        if number == 7:
+            run.ddp.module.blocks[1].config = SimpleNamespace(gain=0.5)
+        run.backward(x)
+        run.step()
+
+
 def replaces_a_buffer(run: Run, rank: int) -> None:
     for number, x in enumerate(batches(rank)):
         if number == 7:
@@ -309,12 +329,13 @@ def autocast_turned_off(run: Run, rank: int) -> None:
 
 LOOPS = (plain, zeroed_in_place, accumulates, reduces_each_micro_batch, two_forwards, forward_for_nothing, other_shapes,
          other_arguments, evaluates, past_ddp, moves_parameters, freezes, adds_a_hook, changes_a_setting,
-         replaces_a_buffer, replaces_a_layer, appends_a_layer, other_weights, keeps_outputs, averages_weights,
-         under_autocast, autocast_turned_off)  # fmt: skip
+         changes_its_configuration, has_another_configuration, replaces_a_buffer, replaces_a_layer, appends_a_layer,
+         other_weights, keeps_outputs, averages_weights, under_autocast, autocast_turned_off)  # fmt: skip
 SERVED = {  # forward passes of the whole model that a graph can serve, of the 8 steps after capture; the others cannot
     "accumulates": 8, "reduces_each_micro_batch": 14, "two_forwards": 8, "forward_for_nothing": 3, "other_shapes": 6,
     "other_arguments": 5, "past_ddp": 8, "moves_parameters": 3, "freezes": 3, "adds_a_hook": 3,
-    "changes_a_setting": 3, "replaces_a_buffer": 3, "replaces_a_layer": 3, "appends_a_layer": 3, "other_weights": 3,
+    "changes_a_setting": 3, "changes_its_configuration": 3, "has_another_configuration": 3, "replaces_a_buffer": 3,
+    "replaces_a_layer": 3, "appends_a_layer": 3, "other_weights": 3,
 }  # fmt: skip
 
 

@@ -98,6 +98,7 @@ def test_ranks_are_dealt_out_over_the_nodes_or_left_as_they_are_with_the_reason(
 
 def two_nodes(monkeypatch):
     """Let this rank be the first of two, on a machine with two nodes; the CPUs of each node, and of both."""
+    monkeypatch.setattr(os, "sched_getaffinity", os.sched_getaffinity)  # as it is now, it is put back
     nodes = {CPUS[0]}, {CPUS[1]}
     monkeypatch.setattr(binding, "numa_nodes", lambda: [NumaNode(i, str(*cpus)) for i, cpus in enumerate(nodes)])
     monkeypatch.setenv("LOCAL_RANK", "0")
@@ -130,6 +131,7 @@ def test_threads_that_somebody_else_has_placed_stay_there(monkeypatch):
         assert bound.why_not == ""
         bound.bind(True)
         assert masks() == {"main": first, "near": first, "far": second}
+        assert os.sched_getaffinity(0) == both, "by this the script chooses how many workers its loaders have"
         bound.bind(False)
         assert masks() == {"main": both, "near": first, "far": second}
     finally:

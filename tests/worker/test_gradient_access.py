@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs.micro_batches import DISCARDS_GRADIENTS
 from autoddp.worker.ddp.wrapped import Wrapped
-from autoddp.worker.gradients import same_on_all
+from autoddp.worker.gradients import access, same_on_all
 from autoddp.worker.gradients.access import GradientHandler, OwnReads, add_handler, remove_handler
 from autoddp.worker.gradients.accumulation import Accumulation
 from autoddp.worker.gradients.deferred import ImplicitNoSync
@@ -461,6 +461,35 @@ def test_a_handler_that_is_removed_is_told_no_more() -> None:
     for _ in range(3):
         optimizer.step()
     assert ends.count == 1
+
+
+class OwnOptimizer(torch.optim.Optimizer):
+    """The `step` of torch's own optimizers has a graph break in any case."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        super().__init__(parameters, {})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for p in self.param_groups[0]["params"]:
+            p.sub_(p.grad)
+
+
+def test_a_step_is_compiled_whole_where_nobody_is_told_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a script that compiles its step with fullgraph=True would fail, which runs under torchrun."""
+    monkeypatch.setattr(access, "_handlers", ())
+    StepClock(list, pytest.fail, pytest.fail).stop()
+    access.keep_compilers_out()
+    parameter = nn.Parameter(torch.full((1,), 3.0))
+    parameter.grad = torch.ones(1)
+    optimizer = OwnOptimizer([parameter])
+
+    @torch.compile(fullgraph=True, backend="eager")
+    def step() -> None:
+        optimizer.step()
+
+    step()
+    assert parameter.item() == 2.0
 
 
 def _reads_values(network: nn.Module) -> object:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -241,6 +242,28 @@ def test_a_module_that_fills_a_list_is_not_captured() -> None:
     assert module.losses[0] is before
 
 
+class Counts(nn.Module):
+    """Counts its passes in an object that it shares with the script, and computes by that."""
+
+    def __init__(self, state: SimpleNamespace) -> None:
+        super().__init__()
+        self.layer, self.state = nn.Linear(2, 2), state
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.state.passes += 1
+        y: torch.Tensor = self.layer(x) / self.state.passes
+        return y
+
+
+def test_a_module_that_counts_in_an_object_is_not_captured() -> None:
+    """Its graph would divide by one number for ever."""
+    module = Counts(SimpleNamespace(passes=7))
+    signature, tensors = signature_of((X,), {})
+    with pytest.raises(RuntimeError, match="Counts changes passes in each pass"):
+        capture([Sample(module, module, signature, tensors, None)], static_callables)
+    assert module.state.passes == 7
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_a_module_with_a_part_in_torchscript_is_known_again() -> None:
     """Its parameters are in a dictionary that has no `get`."""
@@ -261,6 +284,16 @@ def test_a_module_that_draws_on_the_host_is_not_captured(draw: Callable[[], floa
     with pytest.raises(RuntimeError, match="draws random numbers on the host"):
         capture([Sample(module, module, signature, tensors, None)], static_callables)
     assert (random.getstate(), str(numpy.random.get_state())) == states
+
+
+@pytest.mark.parametrize(
+    "generator", [torch.Generator(), random.Random(0), numpy.random.default_rng(0), numpy.random.RandomState(0)]
+)
+def test_a_module_with_a_generator_of_its_own_is_not_captured(generator: object) -> None:
+    """The passes before a capture would draw from it, and the job would go on with other numbers than without."""
+    module = Odd()
+    module.layer.noise = generator  # type: ignore[assignment]
+    assert watched(module, [((X,),)] * 3).startswith("Odd: it holds a random generator of its own")
 
 
 @pytest.mark.parametrize(

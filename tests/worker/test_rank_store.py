@@ -56,3 +56,10 @@ def test_parts_are_put_together(ranks: list[RankStore], monkeypatch: pytest.Monk
     monkeypatch.setattr(rank_store, "_PART", 8)
     value = "0123456789" * 4
     assert both(ranks, lambda rank: rank.share(value[:length])) == [value[:length]] * 2
+
+
+def test_a_number_that_is_known_once_all_have_come_so_far(ranks: list[RankStore]) -> None:
+    """As the step behind which all leave. One rank may come alone for long, and waits for nobody."""
+    first, second = ranks
+    assert [first.once_all_have("come", 7), first.once_all_have("come", 8)] == [None, None]
+    assert [second.once_all_have("come", 5), first.once_all_have("come", 9)] == [5, 5]

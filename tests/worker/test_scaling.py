@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from autoddp.worker.hooks.scaling import Levels, largest_in
+from autoddp.worker.hooks.scaling import Level, Levels, largest_in
 
 LARGEST = torch.finfo(torch.float16).max
 
@@ -37,6 +37,18 @@ def test_it_is_exact_and_leaves_room_above_and_below(largest: float) -> None:
     assert largest * scale * 2**12 <= LARGEST
     smallest = 2**-24 / scale
     assert smallest < largest * 2**-25
+
+
+@pytest.mark.parametrize("default", [torch.float16, torch.bfloat16])
+def test_a_default_type_of_the_scripts_has_no_part_in_it(default: torch.dtype) -> None:
+    """In float16 a power of two beyond 65,504 is infinite, and the gradients would be; in bfloat16 a third is 0.334."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(default)
+    try:
+        level = Level(torch.device("cpu"))
+    finally:
+        torch.set_default_dtype(before)
+    assert level.scale.dtype is level.inverse.dtype is torch.float32
 
 
 def test_the_first_reduction_has_none() -> None:

@@ -227,21 +227,27 @@ import os, sys
 if len(sys.argv) == 1:
     os.putenv("LD_LIBRARY_PATH", "/its/own")
     os.putenv("LANGUAGE", "new")
+    {how}
     try:
         os.execv("/no/such/program", ["program"])
     except FileNotFoundError:
-        assert not any(name.startswith("AUTODDP_WORKER") for name in os.environ)
+        assert not any(name.startswith("AUTODDP_WORKER") for name in os.popen("env"))
     os.execv(sys.executable, [sys.executable, *sys.argv, "again"])
-print(os.environ.get("LD_LIBRARY_PATH"), os.environ["LANGUAGE"], os.environ["PYTHONPATH"])
+print(os.environ.get("LD_LIBRARY_PATH"), os.environ["LANGUAGE"], os.environ.get("PYTHONPATH"))
 """
 
 
-def test_what_a_script_has_put_into_its_environment_past_python_stays(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("how", "path"),
+    [("", "/user"), ('os.putenv("PYTHONPATH", "/other:/more")', "/other:/more"), ('os.unsetenv("PYTHONPATH")', None)],
+)
+def test_what_a_script_has_put_into_its_environment_past_python_stays(folder: Path, how: str, path: str | None) -> None:
     """As Python says of os.putenv and execv. A script that starts itself anew until it is set would never end."""
-    (folder / "again.py").write_text(PUTS_ONE_PAST_PYTHON)
-    env = {**bare(folder, str(folder / "user")), "LANGUAGE": "old"}
-    found = run(folder, {**env, **ORDERS["recipe"].environment(env)}, "again.py")
-    assert (found.returncode, found.stdout) == (0, f"/its/own new {folder / 'user'}\n"), found.stderr
+    (folder / "again.py").write_text(PUTS_ONE_PAST_PYTHON.replace("{how}", how))
+    env = {**bare(folder, "/user"), "LANGUAGE": "old"}
+    for more in ({}, ORDERS["recipe"].environment(env)):
+        found = run(folder, {**env, **more}, "again.py")
+        assert (found.returncode, found.stdout) == (0, f"/its/own new {path}\n"), found.stderr
 
 
 SETS_THREADS_ANEW = """

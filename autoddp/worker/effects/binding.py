@@ -11,6 +11,7 @@ which they had all cores, loading would seem to keep up. And those that begin in
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Collection
 from pathlib import Path
@@ -38,7 +39,7 @@ class Binding(Effect):
 
     def __init__(self, device: torch.device) -> None:
         self._as_written = _allowed()
-        self._bound = False
+        self._bound = self._answers = False
         self._own_masks: set[int] = set()
         """Threads whose CPU mask differed from the main thread's when the others were moved; they are never moved."""
         self.why_not, self._near = _near(device, self._as_written)
@@ -56,6 +57,9 @@ class Binding(Effect):
             return
         self._bound = on
         if on:
+            if not self._answers:
+                self._answers = True
+                self._answer_as_written()
             self._own_masks = {thread for thread in _threads() if _mask(thread) != self._as_written}
         before, now = (self._as_written, self._near) if on else (self._near, self._as_written)
         for thread in set(_threads()) - self._own_masks:
@@ -63,6 +67,21 @@ class Binding(Effect):
                 continue
             with contextlib.suppress(OSError):  # it has ended meanwhile
                 os.sched_setaffinity(thread, now)
+
+    def _answer_as_written(self) -> None:
+        """Let `os.sched_getaffinity(0)` tell the script of the CPUs that it has without a binding.
+
+        Many scripts start as many workers of a loader as it says. With fewer, loading would be slower, and augmentation
+        would draw other random numbers; and torch would warn of workers that the script has asked for.
+        """
+        ask = os.sched_getaffinity
+
+        @functools.wraps(ask)
+        def sched_getaffinity(pid: int, /) -> set[int]:
+            found = ask(pid)
+            return set(self._as_written) if pid == 0 and self._bound and found == self._near else found
+
+        os.sched_getaffinity = sched_getaffinity
 
 
 def _near(device: torch.device, allowed: Collection[int]) -> tuple[str, set[int]]:

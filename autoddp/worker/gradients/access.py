@@ -263,12 +263,16 @@ def _wrapped(function: Callable[..., Any], wrapper: Callable[..., Any]) -> Calla
 
 
 def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if not _handlers:  # torch.compile takes a step of the script's whole then, also with fullgraph=True
+        return
     has_closure = any(callable(value) for value in (*args[1:], *kwargs.values()))
     _tell(GradientHandler.before_step, optimizer, has_closure)
 
 
 def _after_step(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
     global _steps_ended
+    if not _handlers:
+        return
     _steps_ended += 1
     _tell(GradientHandler.after_step, optimizer)
 

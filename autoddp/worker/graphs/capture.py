@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from autoddp.worker.graphs.safe_capture import safe_captures
-from autoddp.worker.graphs.signature import CONSTANTS, Signature, tensors_of
+from autoddp.worker.graphs.signature import CONSTANTS, OF_EVERY_MODULE, Signature, settings_of, tensors_of
 from autoddp.worker.process.device import as_current, on_a_side_stream, seed
 
 Graphed = Callable[..., Any]
@@ -129,22 +129,33 @@ def _without_a_trace(by_position: _ByPosition, sample: Sample) -> list[torch.Ten
     from a list in it: a graph would leave in their place what its capture has put there.
     """
     held = [(inner, _held_by(inner)) for inner in sample.module.modules()]
+    settings = settings_of([inner for inner, _ in held])
     found = one_pass(by_position, sample.inputs(), by_position)
-    for inner, before in held:
-        after = _held_by(inner)
-        other = next((name for name in after if not _same(before.get(name, _NOTHING), after[name])), None)
-        if other is not None:
-            raise RuntimeError(f"{type(inner).__name__} sets its {other} anew in each pass, and a graph would not")
+    anew = [(inner, name) for inner, before in held for name in _set_anew(before, _held_by(inner))]
+    changed = [one for one in settings if not _same(one[2], one[0].get(one[1]))]
+    for place, name, value in changed:  # such as a count in an object of the script's, which nothing else puts back
+        place[name] = value
+    if anew:
+        inner, name = anew[0]
+        raise RuntimeError(f"{type(inner).__name__} sets its {name} anew in each pass, and a graph would not")
+    if changed:
+        raise RuntimeError(
+            f"{type(sample.module).__name__} changes {changed[0][1]} in each pass, and a graph would not"
+        )
     return found
 
 
+def _set_anew(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    return [name for name in after if not _same(before.get(name, _NOTHING), after[name])]
+
+
 _NOTHING = object()
-_CONTAINERS, _OF_EVERY_MODULE = (list, dict), frozenset(vars(nn.Module()))
+_CONTAINERS = list, dict
 
 
 def _containers_of(module: nn.Module) -> dict[str, Any]:
     """The module's own lists and dictionaries, by name: a pass may leave something in them for the script."""
-    own = ((name, value) for name, value in vars(module).items() if name not in _OF_EVERY_MODULE)
+    own = ((name, value) for name, value in vars(module).items() if name not in OF_EVERY_MODULE)
     return {name: value for name, value in own if type(value) in _CONTAINERS}
 
 

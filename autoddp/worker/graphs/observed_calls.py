@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -150,4 +152,14 @@ def _why_not(module: nn.Module) -> str:
         return "a module inside it has hooks, which a graph would not call"
     if any(buffer.requires_grad for buffer in module.buffers()):
         return "it has trainable buffers"
+    kinds = _generators()
+    if any(isinstance(value, kinds) for inner in module.modules() for value in vars(inner).values()):
+        return "it holds a random generator of its own: a capture would draw from it, and a graph would not"
     return ""
+
+
+def _generators() -> tuple[type, ...]:
+    """Classes of random generators that a module may hold beside those of the process, whose states are put back."""
+    numpy = sys.modules.get("numpy")
+    of_numpy = (numpy.random.Generator, numpy.random.RandomState) if numpy is not None else ()
+    return torch.Generator, random.Random, *of_numpy

@@ -11,7 +11,15 @@ from torch import nn
 
 from autoddp.worker.ddp.private import hooks_inside
 from autoddp.worker.graphs.capture import Graphed, Sample, under_autocast
-from autoddp.worker.graphs.signature import CONSTANTS, Unfit, put_together, signature_of, surroundings, tensors_of
+from autoddp.worker.graphs.signature import (
+    CONSTANTS,
+    Unfit,
+    put_together,
+    settings_of,
+    signature_of,
+    surroundings,
+    tensors_of,
+)
 from autoddp.worker.graphs.stand_in import Forward, StandIn
 
 
@@ -101,12 +109,7 @@ class Replay:
             for name, value in place.items()
             if isinstance(value, (nn.Module, torch.Tensor))
         ]
-        self._settings = [
-            (vars(inner), name)
-            for inner in self._modules
-            for name, value in vars(inner).items()
-            if isinstance(value, CONSTANTS)
-        ]
+        self._settings = settings_of(self._modules)
         self._hooks = hooks_inside(module)
         self._device = sample.device.type
         with under_autocast(sample):
@@ -163,7 +166,7 @@ class Replay:
             [(module.training, len(vars(module)["_modules"])) for module in self._modules],
             # TorchScript keeps them in dictionaries of its own, which have no `get`.
             [_part(place[name] if name in place else None) for place, name, _ in self._held],  # noqa: SIM401
-            [_setting(attributes.get(name)) for attributes, name in self._settings],
+            [_setting(place.get(name)) for place, name, _ in self._settings],
         )
 
 
@@ -184,5 +187,5 @@ def _part(value: Any) -> tuple[int, int, bool] | int:
 
 
 def _setting(value: Any) -> object:
-    """A module's own number, word or switch, as kernels were launched with it. Tensors are never compared here."""
-    return value if isinstance(value, CONSTANTS) else type(value)
+    """A number, word or switch, as kernels were launched with it; of anything else, which object it is."""
+    return value if isinstance(value, CONSTANTS) else (id(value),)

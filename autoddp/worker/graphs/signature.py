@@ -7,9 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils import _pytree as pytree  # what torch.cuda.graphs itself takes arguments apart with
 
 CONSTANTS = (bool, int, float, str, type(None), torch.dtype)
+OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+"""Names of the attributes that torch gives each module."""
+_FIELDS = 256  # of an object or a dictionary with settings; one with more is a table, such as a vocabulary
 
 
 class Unfit(Exception):
@@ -77,6 +81,29 @@ def surroundings(device: str) -> tuple[object, ...]:
         torch.backends.cuda.mem_efficient_sdp_enabled(),
         torch.backends.cuda.math_sdp_enabled(),
     )
+
+
+def settings_of(modules: Sequence[nn.Module]) -> list[tuple[dict[Any, Any], Any, Any]]:
+    """The modules' own numbers, words, switches and objects, and what such objects hold: where, which name, what.
+
+    A script may cool a temperature in a configuration that all its layers share.
+    """
+    own = [(vars(module), name, value) for module in modules for name, value in vars(module).items()]
+    objects = [one for one in own if one[1] not in OF_EVERY_MODULE and _fields_of(one[2]) is not None]
+    inside = {id(fields): fields for *_, value in objects if (fields := _fields_of(value)) is not None}
+    held = [(fields, name, value) for fields in inside.values() for name, value in fields.items()]
+    return objects + [one for one in (*own, *held) if isinstance(one[2], CONSTANTS)]
+
+
+def _fields_of(value: object) -> dict[Any, Any] | None:
+    """A dictionary of the script's, or the fields of a plain object; None for what holds no settings."""
+    if isinstance(value, (nn.Module, torch.Tensor)):
+        return None
+    try:
+        fields = value if type(value) is dict else object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return None
+    return fields if type(fields) is dict and len(fields) <= _FIELDS else None
 
 
 def tensors_of(returned: Any) -> tuple[list[torch.Tensor], pytree.TreeSpec]:

@@ -45,7 +45,7 @@ class Level:
         """The exponent of the largest mean, as float32 keeps it, in quarters; 0: none has arrived yet."""
         self._room = _ROOM_WITH_A_SECOND_TRY if can_send_again(device) else _ROOM
         # Written in place and never replaced: the stream that receives a bucket is not the one that sends it.
-        self.scale, self.inverse = (torch.ones((), device=device) for _ in range(2))
+        self.scale, self.inverse = (torch.ones((), dtype=torch.float32, device=device) for _ in range(2))
         """The power of two for this reduction, and its inverse; float32."""
         self.is_known = False
         """Whether the power is right for this reduction; else the bucket has to be sent in full precision."""

@@ -50,6 +50,16 @@ class RankStore:
             return [rank for rank, key in enumerate(keys) if not self._store.check([key])]
         return []
 
+    def once_all_have(self, what: str, mine: int) -> int | None:
+        """None until all ranks have called this with that word; then the number of the first rank that has seen so.
+
+        Nobody waits: call it again and again.
+        """
+        self._store.set(f"{what}/{self.rank}", "")
+        if not self._store.check([f"{what}/{rank}" for rank in range(self.world_size)]):
+            return None
+        return int(self._store.compare_set(what, "", str(mine)))
+
     def gather(self, values: Sequence[Any]) -> list[list[Any]]:
         """The values of all ranks (JSON types), by rank, on rank 0; an empty list on the other ranks."""
         self._turn += 1

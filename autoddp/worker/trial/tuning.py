@@ -52,7 +52,9 @@ from autoddp.worker.trial.runner import LauncherDirector, TrialRunner
 _WATCHED_STEPS = 4  # before anything is measured: the first may differ, and three more show whether all steps are alike
 _UNEVEN = "inside join() a rank has no more inputs while others have: from then on its steps cannot be measured"
 _OTHER_GROUPS = 60.0  # seconds that ranks may take longer to their first steps than those of another group
-_STEPS_WITHOUT_DDP = 20  # of an optimizer: a script that trains with DDP has built its model by then
+_STEPS_WITHOUT_DDP = 20  # of an optimizer on each rank: a script that trains with DDP has built its model by then
+_TOGETHER = 2  # steps after which all ranks leave, from the one in which a rank sees that all have made so many
+_ALONE = 120.0  # seconds from then on in which one rank may train alone: some warm up, or find their rate, on rank 0
 
 
 def start_tuning(config: WorkerConfig, launcher: LauncherClient, threads_given: str | None) -> None:
@@ -106,6 +108,8 @@ class _TuningJob(DdpHandlers):
         self._forwards: list[int] = []
         self._ready_order: ReadyOrder | None = None
         self._runner: TrialRunner | None = None
+        self._without_ddp: tuple[float, RankStore] | None = None
+        """When this rank had made so many steps that it may train without DDP, and the store that all tell so."""
         self._clock = StepClock(patch.alive, self._on_step, switch.as_written)
         super().__init__(
             [
@@ -161,8 +165,15 @@ class _TuningJob(DdpHandlers):
         return not self._measured or parameters_digest(module) in self._measured
 
     def _leave_if_no_ddp(self) -> None:
-        without = not self.wrapped_any and self._clock.steps_without_ddp >= _STEPS_WITHOUT_DDP
-        if without and not self._config.diagnoses:
+        steps = self._clock.steps_without_ddp
+        if self.wrapped_any or steps < _STEPS_WITHOUT_DDP or self._config.diagnoses:
+            return
+        if started_with("TORCHELASTIC_USE_AGENT_STORE", "") != "True":  # rank 0 may be yet to make the store
+            leave()
+        since, ranks = self._without_ddp = self._without_ddp or (time.monotonic(), RankStore())
+        # All behind the same step: one that left first would fail the others' next collective.
+        last = ranks.once_all_have("trained without DDP", steps + _TOGETHER)
+        if time.monotonic() - since > _ALONE or (last is not None and steps >= last):
             leave()
 
     def _on_step(self) -> None:
