@@ -153,7 +153,7 @@ def diagnosed(
     if not recording.is_there:
         return None
     threads = max(one.threads for one in recording.processes)
-    backend = "nccl" if any(p.device == "cuda" for one in recording.processes for p in one.sums) else "gloo"
+    backend = "nccl" if recording.uses_nccl else "gloo"
 
     def replay(programs: dict[str, Program]) -> Replayed | str:
         ranks = len(next(iter(programs.values())).acts)

@@ -469,6 +469,8 @@ def parse_apart(ours: Sequence[str], torchrun: Sequence[str] | argparse.Namespac
         value = getattr(understood, action.dest, None)
         if action.type is int and isinstance(value, str):
             setattr(understood, action.dest, int(value))
+    if getattr(understood, "run_path", False):
+        understood.no_python = False  # as in `_torchruns`
     return _options(ours, understood, True)
 
 

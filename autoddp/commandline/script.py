@@ -6,6 +6,7 @@ import argparse
 import ast
 import contextlib
 import functools
+import glob
 import importlib.util
 import os
 import re
@@ -169,9 +170,18 @@ def _folder_of(script: Path, torchrun: argparse.Namespace) -> Path:
 
 
 def _roots(first: Path) -> list[str]:
-    """Folders in which the script's Python looks for the user's modules: its own, then those of PYTHONPATH."""
+    """Folders in which the script's Python looks for the user's modules: its own, then those of PYTHONPATH.
+
+    A folder above the script's own is the user's project, also where packages were installed into it.
+    """
     named = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    return [str(first), *(path for path in named if not _is_installed(Path(os.path.abspath(path))))]
+    own = Path(os.path.realpath(first))
+    theirs = (
+        path
+        for path in named
+        if own.is_relative_to(os.path.realpath(path)) or not _is_installed(Path(os.path.abspath(path)))
+    )
+    return [str(first), *theirs]
 
 
 def _imported(nodes: list[ast.AST], importer: Path, roots: list[str], own_package: str) -> Iterator[Path]:
@@ -240,7 +250,8 @@ def _is_installed(folder: Path) -> bool:
         return True
     if any(folder.is_relative_to(sysconfig.get_path(kind)) for kind in ("stdlib", "platstdlib", "purelib")):
         return True
-    return any(folder.glob("*.dist-info"))
+    # Of a folder that this user may not look at there is nothing, where `Path.glob` would raise.
+    return any(glob.iglob("*.dist-info", root_dir=folder))
 
 
 def _names(nodes: list[ast.AST]) -> Iterator[str]:

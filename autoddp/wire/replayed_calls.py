@@ -50,6 +50,8 @@ class Act(Struct, frozen=True, forbid_unknown_fields=True):
     """The rank in the group that sends to the others, or collects; -1 where all do the same."""
     dtype: str = ""
     """The type of the tensor, such as "int64"; "" where it is not known. Backends cut data between two elements."""
+    device: str = ""
+    """The kind of device that has the tensor, such as "cuda"; "" where it is not known."""
 
 
 class Program(Struct, frozen=True, forbid_unknown_fields=True):
@@ -64,6 +66,9 @@ class Program(Struct, frozen=True, forbid_unknown_fields=True):
     of_each: bool = False
     """Whether its ranks that never meet do the same. Then a round takes as long as ranks take on average: which of them
     are slow in it is chance. Else it takes as long as the slowest rank."""
+    backends: tuple[str, ...] = ()
+    """The backend of each group as torch calls it, such as "gloo" or "cpu:gloo,cuda:nccl"; that of the replay where it
+    is not known, or not a part of torch."""
 
 
 class Replay(Struct, frozen=True, forbid_unknown_fields=True):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from torch.distributed.run import get_args_parser
 
-from autoddp.commandline.options import RESERVED, Options, help_text, own_parser, parse
+from autoddp.commandline.options import RESERVED, Options, help_text, own_parser, parse, parse_apart
 from autoddp.commandline.script import COMMANDS
 from autoddp.errors import UsageError
 from autoddp.isolation import Level
@@ -52,8 +52,10 @@ def test_every_variable_of_torchrun(action: argparse.Action, monkeypatch: pytest
 def test_run_path_takes_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
     """By torchrun's own rule. The script was looked for along PATH, and was not found."""
     monkeypatch.setenv("PET_NO_PYTHON", "1")
-    found = parse(["--run-path", *SCRIPT]).torchrun
-    assert (found.run_path, found.no_python) == (True, False)
+    words = ["--run-path", *SCRIPT]
+    below_wrap = get_args_parser().parse_args(words)
+    for found in (parse(words).torchrun, parse_apart([], below_wrap).torchrun):
+        assert (found.run_path, found.no_python) == (True, False)
     assert parse(SCRIPT).torchrun.no_python
 
 

@@ -534,6 +534,38 @@ def test_numbers_in_place_of_objects_stay_in_their_group(what: str, backend: str
     assert ("device='cuda'" in found.fix) is (backend == "nccl")
 
 
+def test_calls_are_done_again_by_the_backend_of_their_group() -> None:
+    """Numbers of the host go over gloo beside NCCL, and over NCCL they would take another time."""
+    on_gpu = replace(place(10, group=Group((0, 1), "all", "nccl")), device="cuda")
+    on_host = replace(place(11, group=Group((0, 1), "host", "gloo")), device="cpu")
+    calls = []
+    for number in range(60):
+        now = 1.0 + number * 5e-3
+        calls += [call(on_gpu, number, now, 1e-4), call(on_host, number, now + 2e-3, 1e-3)]
+    recording = Recording(tuple(process(rank, calls) for rank in (0, 1)))
+    script = script_of(recording, steps_of(recording))
+    assert script is not None
+    assert script.program.backends == ("nccl", "gloo")
+    assert {(act.group, act.device) for act in script.program.acts[0] if act.call != REST} == {(0, "cuda"), (1, "cpu")}
+    assert recording.uses_nccl
+
+
+@pytest.mark.parametrize(
+    ("backend", "device", "uses_nccl"),
+    [
+        ("nccl", "cuda", True),
+        ("nccl", "", True),  # a barrier has no tensor
+        ("undefined", "cuda", True),
+        ("undefined", "cpu", False),
+        ("gloo", "cuda", False),
+        ("gloo", "cpu", False),
+    ],
+)
+def test_what_the_ranks_of_a_replay_meet_by(backend: str, device: str, uses_nccl: bool) -> None:
+    where = replace(place(10, group=Group((0, 1), "all", backend)), device=device)
+    assert Recording((process(0, [call(where, 0, 1.0, 1e-3)]),)).uses_nccl is uses_nccl
+
+
 USE, NEXT = Use(1, 0.5, "train.py:30"), Use(0, 0.0, "train.py:12")
 
 
@@ -799,7 +831,7 @@ def test_calls_that_torch_makes_are_not_to_be_changed_in_the_script(by: str, mod
     said = examined(Recording(tuple(ranks)), 2, lambda programs: "not tried here", lambda line: None)
     (found,) = [one for one in said.findings if one.cause == "small_collectives"]
     assert ("torch.cat(" in found.fix) is (not by)
-    assert not by or f"they are made in {module}, and" in found.fix
+    assert not by or f"they are made in {module}, and only options there change them" in found.fix
 
 
 def test_an_interval_around_zero_is_no_finding() -> None:
@@ -987,11 +1019,14 @@ def test_groups_that_never_meet_are_done_again_for_equally_many_of_their_steps()
     assert script.program.of_each
 
 
-def test_groups_that_never_meet_and_do_something_else_keep_their_own_paces() -> None:
+@pytest.mark.parametrize(("lines", "larger"), [(1, 1), (0, 1000)])
+def test_groups_that_never_meet_and_do_something_else_keep_their_own_paces(lines: int, larger: int) -> None:
+    """In other lines, or with larger models, as where each pair tries another size."""
     ranks = []
     for pair, apart in enumerate((2e-3, 0.5e-3)):
         group = Group((2 * pair, 2 * pair + 1), f"pair {pair}", "gloo")
-        calls = [call(place(10 + pair, group=group), n, 1.0 + n * apart, 0.9 * apart) for n in range(2000)]
+        where, size = place(10 + lines * pair, group=group), 400 if pair else 400 * larger
+        calls = [call(where, n, 1.0 + n * apart, 0.9 * apart, size) for n in range(2000)]
         ranks += [replace(process(rank, calls), ranks=4) for rank in group.ranks]
     recording = Recording(tuple(ranks))
     script = script_of(recording, steps_of(recording))
@@ -1000,6 +1035,35 @@ def test_groups_that_never_meet_and_do_something_else_keep_their_own_paces() -> 
     assert often[0] * 2e-3 == pytest.approx(0.4, rel=0.05)
     assert often[3] * 0.5e-3 == pytest.approx(0.4, rel=0.05)
     assert not script.program.of_each
+
+
+def test_groups_that_never_meet_and_call_in_some_steps_alone_are_done_again_for_whole_steps() -> None:
+    """What fits into a round are stretches from call to call: 20 steps each, and not one."""
+    ranks = []
+    for pair, step in enumerate((4e-3, 6e-3)):
+        group = Group((2 * pair, 2 * pair + 1), f"pair {pair}", "gloo")
+        steps = [call(place(30, "step of SGD", "step of SGD", None), -1, 1.0 + n * step, 0.0) for n in range(2000)]
+        calls = [call(place(10, group=group), n, one.began + 1e-3, 1e-3) for n, one in enumerate(steps[::20])]
+        both = sorted([*steps, *calls], key=lambda one: one.began)
+        ranks += [replace(process(rank, both), ranks=4) for rank in group.ranks]
+    recording = Recording(tuple(ranks))
+    script = script_of(recording, steps_of(recording))
+    assert script is not None
+    assert script.covers == 240
+    assert script.seconds == pytest.approx(1.2, rel=0.01)
+    assert script.program.of_each
+
+
+def test_of_groups_of_unequal_size_each_rank_counts_once() -> None:
+    """As in the replay, which tells the mean of all ranks."""
+    ranks = []
+    for of_group, apart in (((0, 1, 2), 2e-3), ((3, 4), 4.5e-3)):
+        group = Group(of_group, f"group {of_group}", "gloo")
+        calls = [call(place(10, group=group), n, 1.0 + n * apart, 0.9 * apart) for n in range(1000)]
+        ranks += [replace(process(rank, calls), ranks=5) for rank in of_group]
+    steps = steps_of(Recording(tuple(ranks)))
+    assert steps.of_each
+    assert steps.seconds == pytest.approx(3e-3, rel=0.01)
 
 
 def test_a_replay_unlike_the_script_refutes_nothing() -> None:

@@ -164,6 +164,7 @@ ENDS = {
     "may not write": ("change()", 1),
     "may not write, in words of its own": (CHANGES, 1),
     "a library": (LIBRARY, 77),
+    "a library, in the system's words": ("raise PermissionError(errno.EACCES, 'Permission denied', 'new.nc')", 77),
     "in a folder": ("open('locked/x', 'w')", 1),
 }
 

@@ -117,6 +117,16 @@ def test_a_module_of_pythonpath(tmp_path, monkeypatch):
     assert source.may_have("--trials")
 
 
+def test_a_project_into_which_packages_were_installed(tmp_path, monkeypatch):
+    """As by `pip install --target=/app` in an image whose PYTHONPATH is /app: the script lost its --trials."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)  # as in a launcher
+    files = {"project/options.py": "add('--trials')\n", "library-1.0.dist-info/METADATA": ""}
+    source_of(tmp_path, files)
+    source = source_of(tmp_path / "scripts", {"train.py": "from project.options import parse\n"})
+    assert source.may_have("--trials")
+
+
 @pytest.mark.parametrize("script", ["train.py", "./train.py", "sub/../train.py"])
 def test_a_script_of_the_current_folder_that_is_a_part_of_a_package_too(script, tmp_path, monkeypatch):
     """`try: from ..opts import parse` and `except ImportError: from opts import parse`: it was a traceback."""
@@ -137,6 +147,14 @@ def test_packages_that_are_installed_in_pythonpath_do_not_count(folder, tmp_path
     source = source_of(tmp_path, {"train.py": "import library\n", **files})
     assert source.readable
     assert not source.may_have("--trials")
+
+
+@pytest.mark.parametrize("folder", ["n" * 300, "of_another_user/lib"])
+def test_a_folder_of_pythonpath_that_cannot_be_looked_at(folder, tmp_path, monkeypatch):
+    """As one in another user's home: it was a traceback."""
+    (tmp_path / "of_another_user").mkdir(0o000)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / folder))
+    assert source_of(tmp_path, {"train.py": "import other\n"}).readable
 
 
 def test_a_linked_script_s_modules_lie_beside_its_file(tmp_path):

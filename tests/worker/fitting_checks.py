@@ -71,6 +71,8 @@ class Case:
     """The model is called once more, without gradients, before the backward pass of each micro-batch."""
     again: bool = False
     """Another object is built around the same parameters and gets other inputs; on rank 0 the first one stays alive."""
+    is_named: bool = False
+    """The user has named the recipe, so nothing is noted."""
     shares: bool = False
     """The model returns one of its parameters beside its output, and the last step has one micro-batch alone."""
     peeks: bool = False
@@ -101,6 +103,7 @@ CASES = {
     "hook refused, alone": Case(BF16, inputs=OTHERS, alone=True),
     "hook fits, alone": Case(BF16, inputs=FREE, alone=True),
     "hook, again with other inputs": Case(BF16, again=True),
+    "named hook, again with other inputs": Case(BF16, again=True, is_named=True),
     "powersgd refused": Case({"hook": "powersgd", "powersgd_rank": 1, "powersgd_start_step": 0}, inputs=OTHERS),
     "accumulation fits": Case(TWO),
     "accumulation fits, alone": Case(TWO, inputs=FREE, alone=True),
@@ -155,7 +158,7 @@ def order_of(case: Case, folder: Path, name: str) -> WorkerConfig:
         parameters_digest=digests,
         inputs=case.inputs,
         recipe="proj.train.autoddp.toml",
-        note=str(folder / f"{name}.unfit"),
+        note="" if case.is_named else str(folder / f"{name}.unfit"),
         noted="# a note\n",
         variables={"OMP_NUM_THREADS": "1"},
     )

@@ -41,10 +41,12 @@ class Model(nn.Module):
         self.config = SimpleNamespace(gain=1.0)
         self.blocks = nn.ModuleList(Block(self.config) for _ in range(3))
         self.head = nn.Linear(WIDTH, WIDTH)
+        self.left_out = -1
 
     def forward(self, x: torch.Tensor, *, scale: float = 1.0) -> dict[str, torch.Tensor]:
-        for block in self.blocks:
-            x = block(x, scale=scale)
+        for number, block in enumerate(self.blocks):
+            if number != self.left_out:
+                x = block(x, scale=scale)
         return {"out": self.head(x), "features": x}
 
 
@@ -145,6 +147,20 @@ def two_forwards(run: Run, rank: int) -> None:
             (one * other).mean().backward()
         else:
             run.backward(x)
+        run.step()
+
+
+def leaves_out_a_block(run: Run, rank: int) -> None:
+    """In a pass that would reduce, and that nobody goes backward from; the next ones have all blocks and do not."""
+    for number, x in enumerate(batches(rank)):
+        if number > 5:
+            run.ddp.module.left_out = 1
+            run.ddp(x)
+            run.ddp.module.left_out = -1
+            with run.ddp.no_sync():
+                run.backward(x * 2)
+                run.backward(x * 3)
+        run.backward(x)
         run.step()
 
 
@@ -327,10 +343,11 @@ def autocast_turned_off(run: Run, rank: int) -> None:
         run.step()
 
 
-LOOPS = (plain, zeroed_in_place, accumulates, reduces_each_micro_batch, two_forwards, forward_for_nothing, other_shapes,
-         other_arguments, evaluates, past_ddp, moves_parameters, freezes, adds_a_hook, changes_a_setting,
-         changes_its_configuration, has_another_configuration, replaces_a_buffer, replaces_a_layer, appends_a_layer,
-         other_weights, keeps_outputs, averages_weights, under_autocast, autocast_turned_off)  # fmt: skip
+LOOPS = (plain, zeroed_in_place, accumulates, reduces_each_micro_batch, two_forwards, leaves_out_a_block,
+         forward_for_nothing, other_shapes, other_arguments, evaluates, past_ddp, moves_parameters, freezes,
+         adds_a_hook, changes_a_setting, changes_its_configuration, has_another_configuration, replaces_a_buffer,
+         replaces_a_layer, appends_a_layer, other_weights, keeps_outputs, averages_weights, under_autocast,
+         autocast_turned_off)  # fmt: skip
 SERVED = {  # forward passes of the whole model that a graph can serve, of the 8 steps after capture; the others cannot
     "accumulates": 8, "reduces_each_micro_batch": 14, "two_forwards": 8, "forward_for_nothing": 3, "other_shapes": 6,
     "other_arguments": 5, "past_ddp": 8, "moves_parameters": 3, "freezes": 3, "adds_a_hook": 3,

@@ -189,6 +189,11 @@ def test_a_model_that_tuning_could_not_see_does_not_ask_for_another(folder: Path
     assert not note(folder, "a later model")
 
 
+def test_a_later_model_with_other_inputs_is_told_how_it_gets_the_recipe(folder: Path) -> None:
+    (line,) = ranks(folder, "named hook, again with other inputs")[0]["told"]
+    assert line.endswith("; tuning sees only the first models; --force uses the recipe all the same")
+
+
 def test_no_hook_divides_by_ranks_that_have_no_inputs_any_more(folder: Path) -> None:
     """Inside `join()` DDP divides by the others, if the script wants that; it tells no hook how many these are."""
     found, plain = ranks(folder, "hook, joins")[0], ranks(folder, "plain, joins")[0]

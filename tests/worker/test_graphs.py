@@ -275,6 +275,21 @@ def test_a_module_with_a_part_in_torchscript_is_known_again() -> None:
     assert replay._state() != replay._captured
 
 
+@pytest.mark.skipif(not hasattr(torch.backends.cudnn, "conv"), reason="needs a setting for each operation: torch 2.9")
+def test_a_script_may_choose_tf32_by_the_setting_of_an_operation() -> None:
+    """torch raises an error from then on where its older settings are read, and a graph computes as it was captured."""
+    module, matmul = Odd(), torch.backends.cuda.matmul
+    signature, tensors = signature_of((X,), {})
+    replay = Replay(Sample(module, module, signature, tensors, None), module, SharedMemory(), 0)
+    before = matmul.fp32_precision
+    matmul.fp32_precision = "tf32"
+    try:
+        assert watched(module, [((X,),)] * 3) == ""
+        assert replay._state() != replay._captured
+    finally:
+        matmul.fp32_precision = before
+
+
 @pytest.mark.parametrize("draw", [random.random, numpy.random.rand], ids=["random", "numpy"])
 def test_a_module_that_draws_on_the_host_is_not_captured(draw: Callable[[], float]) -> None:
     """One pass with a graph and one without would both take the usual path, so comparing them shows nothing."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+import torch.distributed as dist
 from launchers import PATIENCE, environment
 
 from autoddp import codec
@@ -103,6 +104,19 @@ def test_each_call_can_be_done_again(tmp_path: Path) -> None:
     assert all(len(seconds) >= 3 and min(seconds) > 0 for seconds in found.values())
 
 
+def test_a_group_has_the_backend_that_it_has_in_the_script() -> None:
+    """One of gloo beside NCCL, for numbers of the host, is done again by gloo; one that torch has not got cannot be."""
+    acts = tuple(Act("allreduce", group, 8, device="cpu") for group in range(4))
+    program = Program(((0,),) * 4, (acts,), backends=("cpu:gloo", "gloo", "of_somebody_else", ""))
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        run = _Run(program, 0, torch.device("meta"))
+        assert [str(dist.get_backend(group)) for group in run._groups] == ["cpu:gloo", "gloo", "gloo", "gloo"]
+        assert [data.whole.device.type for data in run._data.values()] == ["cpu", "cpu", "meta", "meta"]
+    finally:
+        dist.destroy_process_group()
+
+
 def test_a_round_takes_as_long_as_ranks_that_do_the_same_take_on_average(tmp_path: Path) -> None:
     """Whatever the slowest of them takes; those that do nothing do not count."""
     apart, long, short = ((0,), (1,)), (Act(REST, sleeps=0.1),), (Act(REST, sleeps=1e-3),)
@@ -110,6 +124,7 @@ def test_a_round_takes_as_long_as_ranks_that_do_the_same_take_on_average(tmp_pat
         "slowest": Program(apart, (long, short)),
         "each": Program(apart, (long, short), of_each=True),
         "one": Program(apart, (long, ()), of_each=True),
+        "none": Program(apart, ((), ()), of_each=True),
     }
     plan, result = tmp_path / "plan.json", tmp_path / "result.json"
     plan.write_text(codec.encode(Replay(programs, 2, 1, "gloo", 0.1)))
@@ -118,6 +133,7 @@ def test_a_round_takes_as_long_as_ranks_that_do_the_same_take_on_average(tmp_pat
     found = {name: min(seconds) for name, seconds in codec.decode(result.read_text(), Replayed).seconds.items()}
     assert min(found["slowest"], found["one"]) > 0.09  # less what a sleep takes too long, see `_late`
     assert 0.045 < found["each"] < found["slowest"]
+    assert found["none"] == 0
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def _with_fix(one: Suspicion, job: Job) -> Suspicion:
         return one
     modules = " and ".join(sorted({_module(file) for file in by}))
     leads = f"{one.lines[0]} only leads to these calls"
-    return replace(one, fix=f"{leads}: they are made in {modules}, and only its options change them")
+    return replace(one, fix=f"{leads}: they are made in {modules}, and only options there change them")
 
 
 def _module(file: str) -> str:

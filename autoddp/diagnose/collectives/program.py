@@ -69,7 +69,7 @@ class Script:
         used = {act.group for of_rank in acts for act in of_rank}
         groups = tuple(group.ranks if n in used else () for n, group in enumerate(self.groups))
         pauses = tuple(self.pauses.get(rank, 0.0) for rank in range(self.ranks))
-        return Program(groups, acts, pauses, self.of_each)
+        return Program(groups, acts, pauses, self.of_each, tuple(group.backend for group in self.groups))
 
     def changed(self, change: Callable[[Sequence[Played]], Iterable[Played]]) -> Script:
         """This script with each rank's part changed."""
@@ -188,7 +188,8 @@ def script_of(recording: Recording, steps: Steps) -> Script | None:
     begin = min(of_rank[0] for of_rank in map(sorted, taken.values()) if of_rank)[0]
     made = _made(recording, begin, max(stretch.end for stretch in stretches.values()))
     slots = sorted({Group(group.ranks) for group in made.groups})
-    groups = (*called, *slots)
+    backends = {group.ranks: group.backend for group in called}
+    groups = (*called, *(replace(slot, backend=backends.get(slot.ranks, "")) for slot in slots))
     slot_of = {group.name: len(called) + slots.index(Group(group.ranks)) for group in made.groups}
     acts_in = [slot_of.get(group.name, number) for number, group in enumerate(called)]
     usual = steps.seconds if steps.unit != "second" else 0.0
@@ -327,6 +328,7 @@ def _played(
             waits=call.is_blocking,
             root=call.root,
             dtype=call.place.dtype,
+            device=call.place.device,
         )
         found.append(Played(act, key, call if whole is None else _as_a_whole(call, whole)))
     # As many gaps as calls: what a change lets run beside the gap behind the last call has to have that gap. But no

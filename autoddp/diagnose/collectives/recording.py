@@ -104,7 +104,7 @@ class Place:
         """Whether this is a call of a group, or a step of an optimizer."""
         return self.group is not None or self.is_step
 
-    @property
+    @cached_property
     def of_any_group(self) -> Place:
         """This place, the same for all groups of these ranks: a script may make them anew."""
         return self if self.group is None else replace(self, group=Group(self.group.ranks))
@@ -273,6 +273,13 @@ class Recording:
         return max((one.seconds for one in self.processes), default=0.0)
 
     @property
+    def uses_nccl(self) -> bool:
+        """Whether NCCL serves calls: those with tensors on a GPU, where the script names no backend, and not gloo."""
+        sums = (place for one in self.processes for place in one.sums)
+        called = ((place.group.backend, place.device) for place in sums if place.group is not None)
+        return any("nccl" in backend or (device == "cuda" and backend != "gloo") for backend, device in called)
+
+    @property
     def ranks(self) -> list[int]:
         """The ranks that were recorded."""
         return sorted(self.of_rank)
@@ -296,15 +303,14 @@ class Recording:
     @cached_property
     def apart(self) -> list[frozenset[int]]:
         """Ranks that meet in their steps, in sets that never do: each set goes on at a pace of its own."""
-        called = [
-            (call.began, call.place.group)
-            for one in self.of_rank.values()
-            for call in one.calls
-            if call.place.group is not None and call.place.of_any_group in self.often
+        # Each place is looked at once: there are hundreds of thousands of calls, and the ranks may need the cores.
+        firsts = [
+            one for of_it in self.of_rank.values() for one in {id(c.place): c for c in reversed(of_it.calls)}.values()
         ]
-        met = [self.of_rank.keys() & group.ranks for group in {group for _, group in called}]
+        called = [one for one in firsts if one.place.group is not None and one.place.of_any_group in self.often]
+        met = [self.of_rank.keys() & group.ranks for group in {one.place.group for one in called if one.place.group}]
         made = [call.began for one in self.processes for call in one.calls if call.place.method == MAKES]
-        if called and max(made, default=0.0) > min(called)[0]:  # to make a group, all ranks meet
+        if called and max(made, default=0.0) > min(one.began for one in called):  # to make a group, all ranks meet
             met.append(set(self.of_rank))
         return [ranks for ranks in joined(met) if ranks]
 

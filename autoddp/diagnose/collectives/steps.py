@@ -12,6 +12,7 @@ from autoddp.diagnose.collectives.recording import Call, Place, Process, Recordi
 _LONGEST = 512  # calls of one step
 _REPEATS = 4  # times that a period must repeat to be one
 _LOOKED_AT = 8_192  # calls, the last ones
+_ALIKE = 2.0  # times as many bytes on average: objects, and batches of texts, are not all of one size
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Steps:
     period: int = 0
     """Calls of one step on that rank; 0 where nothing repeats, or an optimizer ends the step."""
     of_each: bool = False
-    """Whether sets of ranks that never meet make the same steps. Then `seconds` is the mean of all sets: where these
+    """Whether sets of ranks that never meet make the same steps. Then `seconds` is the mean of all ranks: where these
     share cores, a step of one takes three times as long as that of another for many seconds."""
 
 
@@ -35,20 +36,32 @@ def steps_of(recording: Recording) -> Steps:
     """The step of a recorded script."""
     first = recording.longest
     found = _steps_of(first)
-    sets = [[recording.of_rank[rank] for rank in ranks] for ranks in recording.apart if first.rank not in ranks]
-    if found.unit == "second" or not sets:
+    sets = recording.apart
+    if found.unit == "second" or len(sets) < 2:
         return found
-    others = [max(of_set, key=lambda one: one.seconds) for of_set in sets]
-    each = [found, *map(_steps_of, others)]
-    if any(_lines(one) != _lines(first) for one in others) or {(one.unit, one.period) for one in each} != {
-        (found.unit, found.period)
-    }:
+    longest = [max((recording.of_rank[rank] for rank in ranks), key=lambda one: one.seconds) for ranks in sets]
+    each = [_steps_of(one) for one in longest]
+    are_alike = all(_are_alike(one, first) for one in longest)
+    if not are_alike or {(one.unit, one.period) for one in each} != {(found.unit, found.period)}:
         return found
-    return replace(found, seconds=statistics.fmean(one.seconds for one in each), of_each=True)
+    of_ranks = (one.seconds for one, ranks in zip(each, sets, strict=True) for _ in ranks)
+    return replace(found, seconds=statistics.fmean(of_ranks), of_each=True)
 
 
-def _lines(process: Process) -> set[tuple[str, int, str]]:
-    return {(call.place.file, call.place.line, call.place.method) for call in process.calls}
+def _are_alike(one: Process, other: Process) -> bool:
+    """Whether the same lines of both call the same, with about as many bytes: else one of them is slower for good."""
+    mine, theirs = _bytes(one), _bytes(other)
+    return mine.keys() == theirs.keys() and all(
+        max(mine[line], theirs[line]) <= _ALIKE * min(mine[line], theirs[line]) for line in mine
+    )
+
+
+def _bytes(process: Process) -> dict[tuple[str, int, str], float]:
+    """Mean bytes of the calls of each line."""
+    of_lines: dict[tuple[str, int, str], list[int]] = {}
+    for call in process.calls:
+        of_lines.setdefault((call.place.file, call.place.line, call.place.method), []).append(call.bytes)
+    return {line: statistics.fmean(sizes) for line, sizes in of_lines.items()}
 
 
 def _steps_of(process: Process) -> Steps:

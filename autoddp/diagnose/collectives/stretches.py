@@ -46,9 +46,11 @@ def stretches_of(
     length = min(max(usual, 1.2 * steps.seconds if steps.unit != "second" else 0.0), LONGEST_STEP)
     sets = [_Set.of(recording, steps, ranks, whole) for ranks in recording.apart]
     sets = [one for one in sets if one.whole]
-    often = [one.often(length, steps) for one in sets]
-    if steps.of_each:
-        often = [min(often)] * len(sets)
+    if steps.of_each:  # as long as the ranks take on average
+        pace = statistics.fmean(one.of_one for one in sets for _ in one.ranks)
+        often = [min(one.often(length, pace) for one in sets)] * len(sets)
+    else:
+        often = [one.often(length, one.of_one) for one in sets]
     found: dict[int, Stretch] = {}
     for one, count in zip(sets, often, strict=True):
         stretch = one.whole_steps(count, steps) or Stretch(one.end - length, one.end)
@@ -90,13 +92,17 @@ class _Set:
         marks = [at for at in _ends_of_steps(process, steps) if begin <= at <= end]
         return cls(ranks, process, theirs, end, marks)
 
-    def often(self, length: float, steps: Steps) -> int:
-        """How many steps fit into `length` seconds, at least 1; 0 where they are not known."""
+    @property
+    def of_one(self) -> float:
+        """Seconds from one mark to the next: of several steps, where calls come less often than steps. 0: not known."""
+        return (self.marks[-1] - self.marks[0]) / (len(self.marks) - 1) if len(self.marks) > 1 else 0.0
+
+    def often(self, length: float, of_one: float) -> int:
+        """How many times `of_one` fits into `length` seconds, at least 1; 0 where the steps are not known."""
         known = len(self.marks) - 1
         if known < 1:
             return 0
         first, last = self.marks[0], self.marks[-1]
-        of_one = steps.seconds if steps.of_each else (last - first) / known
         calls = sum(call.place.group is not None and first <= call.began <= last for call in self.process.calls)
         fit = min(int(length / max(1e-9, of_one)), int(MOST_CALLS * known / max(1, calls)))
         return min(max(1, fit), known)

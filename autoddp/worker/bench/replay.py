@@ -163,7 +163,7 @@ def _of_all(took: float, program: Program, rank: int, device: torch.device) -> f
     takes_part = bool(program.acts[rank])
     both = torch.tensor([took * takes_part, takes_part], dtype=torch.float64, device=device)
     dist.all_reduce(both)
-    return float(both[0] / both[1])
+    return float(both[0] / both[1].clamp_min(1))  # a change may leave nothing to do
 
 
 def _is_known(seconds: dict[str, list[float]], names: list[str]) -> bool:
@@ -198,12 +198,14 @@ class _Run:
 
     def __init__(self, program: Program, rank: int, device: torch.device, late: float = 0.0) -> None:
         self._rank, self._ranks, self._device = rank, program.groups, device
-        self._groups: list[Any] = [self._new_group(ranks) for ranks in program.groups]
+        named = program.backends or ("",) * len(program.groups)
+        self._backends = [backend if dist.is_backend_available(backend) else "" for backend in named]
+        self._groups: list[Any] = [self._new_group(place) for place in range(len(program.groups))]
         self._acts = program.acts[rank]
         self._late = late
         self._pause = program.pauses[rank] if program.pauses else 0.0
-        self._data: dict[tuple[str, int, int, str, int, bool, int], _Data] = {}
-        self._wholes: dict[tuple[str, int, int, str], torch.Tensor] = {}
+        self._data: dict[tuple[str, int, int, str, str, int, bool, int], _Data] = {}
+        self._wholes: dict[tuple[str, int, int, str, str], torch.Tensor] = {}
         self._pending: dict[int, Any] = {}  # by the place of the act that has started it
         self._left: list[Any] = []
         self.in_calls = 0.0
@@ -212,9 +214,10 @@ class _Run:
             if act.call in CALLS | OBJECTS:
                 self._data_of(act)
 
-    def _new_group(self, ranks: tuple[int, ...]) -> Any:
+    def _new_group(self, place: int) -> Any:
         """A group, or None where it has no ranks; all ranks call this, as torch demands."""
-        return dist.new_group(list(ranks), timeout=_PATIENCE) if ranks else None
+        ranks, backend = self._ranks[place], self._backends[place] or None
+        return dist.new_group(list(ranks), timeout=_PATIENCE, backend=backend) if ranks else None
 
     def once(self, with_gaps: bool = True) -> float:
         """Do all acts; the seconds that they took."""
@@ -240,7 +243,7 @@ class _Run:
             self._wait(number - act.after if act.after else None)
         elif act.call == MAKE_GROUP:
             self._left.append(self._groups[act.group])
-            self._groups[act.group] = self._new_group(self._ranks[act.group])
+            self._groups[act.group] = self._new_group(act.group)
         elif act.call == DESTROY_GROUP:
             dist.destroy_process_group(self._groups[act.group])
             self._groups[act.group] = None
@@ -298,11 +301,13 @@ class _Run:
 
     def _data_of(self, act: Act) -> _Data:
         """The data of an act, made once. They are zeros: the time does not depend on the values."""
-        key = (act.call, act.bytes, act.group, act.dtype, act.tensors, act.waits, act.root)
+        key = (act.call, act.bytes, act.group, act.dtype, act.device, act.tensors, act.waits, act.root)
         if key not in self._data:
             ranks = self._ranks[act.group]
-            data = _data(act, len(ranks), ranks.index(self._rank), self._device, self._wholes.get(key[:4]))
-            self._wholes[key[:4]] = data.whole
+            on_host = act.device == "cpu" and self._backends[act.group]
+            device = torch.device("cpu") if on_host else self._device
+            data = _data(act, len(ranks), ranks.index(self._rank), device, self._wholes.get(key[:5]))
+            self._wholes[key[:5]] = data.whole
             self._data[key] = data
         return self._data[key]
 

@@ -74,9 +74,9 @@ class Graphs(Effect, DdpEvents):
 
     def forward_begins(self, ddp: DDP) -> None:
         """See `DdpEvents`. Graphs serve only where DDP will reduce the gradients and copy them out."""
-        if self._mode and self._reduces(ddp) and ddp.gradient_as_bucket_view:
-            for replay in self._replays:
-                replay.arm(ddp.module)
+        serves = bool(self._mode) and self._reduces(ddp) and ddp.gradient_as_bucket_view
+        for replay in self._replays:
+            replay.arm(ddp.module, serves)
 
     def apply(self, configuration: Configuration) -> None:
         """See `Effect`. What torch.compile replays is not captured here."""

@@ -133,9 +133,13 @@ class Replay:
         """Whether the module is this model, or a block of it."""
         return model is self._model
 
-    def arm(self, model: nn.Module) -> None:
-        """DDP begins a forward pass of `model` whose gradients it will reduce."""
-        self._armed = self._armed or model is self._model
+    def arm(self, model: nn.Module, serves: bool) -> None:
+        """DDP begins a forward pass of `model`. `serves`: whether it will reduce the gradients, and copy them out.
+
+        A block that the pass before has not called is armed still.
+        """
+        if model is self._model:
+            self._armed = serves
 
     def _answer(self, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         tensors = self._tensors_of(args, kwargs)

@@ -74,8 +74,7 @@ def surroundings(device: str) -> tuple[object, ...]:
         # Of a disabled autocast too torch remembers what a script has named: it has no effect.
         torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None,
         torch.get_default_dtype(),
-        torch.get_float32_matmul_precision(),
-        torch.backends.cudnn.allow_tf32,
+        *_float32_arithmetic(),
         torch.are_deterministic_algorithms_enabled(),
         torch.backends.cuda.flash_sdp_enabled(),
         torch.backends.cuda.mem_efficient_sdp_enabled(),
@@ -104,6 +103,18 @@ def _fields_of(value: object) -> dict[Any, Any] | None:
     except AttributeError:
         return None
     return fields if type(fields) is dict and len(fields) <= _FIELDS else None
+
+
+def _float32_arithmetic() -> tuple[object, ...]:
+    """How a GPU computes with float32: with all of its bits, or with fewer (TF32).
+
+    From torch 2.9 on each kind of operation has a setting of its own. Once a script has set one of these, torch raises
+    an error where the older settings are read.
+    """
+    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+    if not hasattr(cudnn, "conv"):
+        return torch.get_float32_matmul_precision(), cudnn.allow_tf32
+    return tuple(one.fp32_precision for one in (cuda.matmul, cudnn.conv, cudnn.rnn))
 
 
 def tensors_of(returned: Any) -> tuple[list[torch.Tensor], pytree.TreeSpec]:

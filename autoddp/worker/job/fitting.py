@@ -211,7 +211,7 @@ class Fitting(DdpEvents):
         again = "tuning sees only the first models" if one.is_late else "tune it with --trials 20"
         fix = "the next launch tunes again" if noted else again
         if self._expected.inputs and one.wrapped.takes and not self._expected.note:
-            fix += ", or launch with --force"
+            fix += "; --force uses the recipe all the same"
         return (
             f"{self._expected.recipe} was made for another {what} ({one.answer}): this {what} runs as written"
             f"{f', but {stay} was set at its start and stays' if stay else ''}; {fix}"

@@ -94,15 +94,24 @@ def _at_the_end_of(is_ours: Callable[[BaseException], bool], stop: Callable[[str
 def _is_refusal(error: BaseException) -> bool:
     """Whether the error is EACCES as C++ and Rust libraries report it, in words of their own.
 
-    In the system's words it is Python's. The guard answers Python's functions, so without it they would fail too.
+    In the system's words it is Python's, or that of an extension in C. The guard answers Python's functions, so without
+    it they would fail too. What an extension has tried is told by a file that this user could make.
     """
     text = str(error).lower()
     cause: BaseException | None = error
     while cause is not None:  # who catches an error of Python's may repeat its words
-        if isinstance(cause, OSError) and cause.strerror == os.strerror(errno.EACCES):
+        in_words_of_system = isinstance(cause, OSError) and cause.strerror == os.strerror(errno.EACCES)
+        if in_words_of_system and not _could_make(getattr(cause, "filename", None)):
             return False
         cause = cause.__cause__ or cause.__context__
     return "permission denied" in text or "os error 13" in text
+
+
+def _could_make(path: Any) -> bool:
+    """Whether there is no file at that path, and this user may make one: then it is Landlock that has refused it."""
+    if not isinstance(path, (str, bytes)) or os.path.lexists(path):
+        return False
+    return os.access(os.path.dirname(os.path.abspath(path)), os.W_OK | os.X_OK)
 
 
 def _is_error(number: int, texts: Sequence[str], error: BaseException) -> bool:
