@@ -170,4 +170,4 @@ def _require_two(torchrun: argparse.Namespace) -> None:
     except (ValueError, RuntimeError) as error:
         raise UsageError(f"bench: {error}; see --nnodes and --nproc-per-node in autoddp --help-all") from None
     if most < 2:
-        raise UsageError("bench: nothing to measure in a world of one; start two ranks: --nproc-per-node 2")
+        raise UsageError("bench: with one rank there is nothing to measure; start two ranks: --nproc-per-node 2")

@@ -68,7 +68,7 @@ class Isolation:
             return f"isolation: overlay. What the script writes during {activity} vanishes"
         but = f"; no overlay: {self.why_not_better}" if self.why_not_better else ""
         kernel = "and by the kernel (Landlock)" if self.landlock else "without the kernel's help"
-        return f"isolation: guard, in Python {kernel}: what it cannot cover ends {activity} first{but}"
+        return f"isolation: guard, in Python {kernel}: what it cannot cover ends {activity} before it happens{but}"
 
     def why_not_started(self, torchrun: argparse.Namespace) -> str:
         """Why the script must not be started to be tuned; "" if it may be.

@@ -26,8 +26,8 @@ _EXAMPLE = """\
   sbatch job.sh
   autoddp job kubeflow --gpus 8 --image me/train train.py | kubectl apply -f -
 
-Prints the file and nothing else. The options below stand right behind the kind
-of file. All other options, and the arguments behind the script's name, are
+Prints the file and nothing else. The options below stand right after the kind
+of file. All other options, and the arguments after the script's name, are
 those of `autoddp train.py`."""
 
 

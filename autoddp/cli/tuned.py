@@ -151,7 +151,7 @@ class Results:
         # Studies with one --budget end together: meanwhile that of another job may have taken the place.
         place = place_for(options, recipe, lambda _: None)
         if tuned.outcome is not None and tuned.outcome.ended:
-            say(f"tuning ended early, with what was known: {tuned.outcome.ended}")
+            say(f"tuning ended early, and what was measured until then decides: {tuned.outcome.ended}")
             verb = "chosen:" if options.tune_only else "launching"
             self.observer.detail(f"{verb} {recipe.configuration}: {recipe.evidence.why}")
         if _is_worth_more(place, recipe):
@@ -304,7 +304,7 @@ def _is_worth_more(place: Path, new: Recipe) -> bool:
         return False
     if rounds:
         has = "not decided" if new.evidence.final_rounds else "made none"
-        say(f"{place} stays: it rests on {rounds} final rounds, and this study has {has}")
+        say(f"{place} stays: {rounds} final rounds have decided it, and this tuning run has {has}")
     return rounds > 0
 
 

@@ -45,12 +45,12 @@ torchrun in it becomes autoddp with the options given here, and says so in one
 line. torchrun's own options stand in the command.
 
 After the word diagnose, each torchrun becomes `autoddp diagnose`; a program of
-that name stands behind a `--`. Without a command: print the lines by which a
+that name stands after a `--`. Without a command: print the lines by which a
 shell does the same for all that it starts.
 
 Two variables of the environment carry this. What is started without them keeps
 its torchrun: after `env -i` or `sudo`, on other machines, and in a Python that
-ignores PYTHONPATH (-E, -I). Write `autoddp wrap` behind such a word:
+ignores PYTHONPATH (-E, -I). Write `autoddp wrap` after such a word:
 `env -i PATH="$PATH" autoddp wrap torchrun train.py`.
 """
 

@@ -330,10 +330,10 @@ def _chosen_mode(options: Options) -> Mode:
     without_ddp = options.objective is not None or tuned_for_objective(options)
     if world == 1 and not mode.several_nodes and not without_ddp:
         if options.tune_only:
-            raise NotTuned("nothing to tune in a world of one; start two ranks or more, e.g. --nproc-per-node 2")
+            raise NotTuned("with one rank there is nothing to tune; start two ranks or more, e.g. --nproc-per-node 2")
         says = (
-            "nothing to tune in a world of one: launching as torchrun would; where DDP's process group has one rank, "
-            "its reduction is left out (exact)"
+            "with one rank there is nothing to tune: launching as torchrun would; if DDP's process group has one "
+            "rank too, its reduction is left out (exact)"
         )
         return replace(mode, tune=False, bypass=True, says=says)
     found = [saved(path) for path in found_recipes(options)] if options.trials is None else []

@@ -60,7 +60,7 @@ _NEAR, _LOSSY = LIMITS[Rung.NEAR], LIMITS[Rung.LOSSY]
 _USES = """\
   autoddp train.py --trials 20   tune here, write a recipe, launch with it
   autoddp train.py               from then on: launch with that recipe at once
-  autoddp --trials 0 train.py    be torchrun
+  autoddp --trials 0 train.py    only what torchrun does
 
 Runs a DistributedDataParallel script as torchrun does, with all its options,
 but first finds the settings that make it fastest here: it measures them on the
@@ -163,26 +163,26 @@ class Options:
     """What is asked of a study: the options below, with defaults for those that are not given."""
 
     trials: int | None = _option(
-        f"how many configurations to measure ({StudySettings.trials}); 0: be torchrun", "N", _whole(0), "20"
+        f"how many configurations to measure ({StudySettings.trials}); 0: as torchrun", "N", _whole(0), "20"
     )
     """None: not given. Then a recipe that is there is launched, and a study takes its usual number of trials."""
     recipe: Path | None = _option("launch with this recipe; with --trials: write it to this file", "FILE", _PATH)
     """None: not given; see `recipe_path`."""
     all_trials: bool = _switch("measure as many as --trials says, also when no more gain is expected")
     allow: Rung | None = _option(
-        "how far what is launched may change training (near)",
+        "how much launched settings may change training (near)",
         None,
         _RUNG,
         "near",
         choices=[rung.value for rung in GRADIENT_RUNGS],
     )
     """None: not given; a study then allows near, and a saved recipe is launched as it is."""
-    accumulate_up_to: int | None = _option("steps that may become one, with a larger batch (1)", "N", _whole(1), "4")
+    accumulate_up_to: int | None = _option("how many steps become one with a larger batch (1)", "N", _whole(1), "4")
     """None: not given, as with `allow`."""
     cuda_graphs: bool = _switch("try CUDA graphs too (new: not yet the default)")
-    recompile: bool = _switch("try what makes torch.compile compile the model again")
+    recompile: bool = _switch("try settings for which torch.compile compiles the model again")
     """Compiling may take minutes, so it has to be asked for."""
-    local_buffers: bool = _switch("try that each rank keeps its own BatchNorm statistics; rank 0's stay as they were")
+    local_buffers: bool = _switch("let each rank keep its own BatchNorm statistics (try it); rank 0's do not change")
     """What ranks other than rank 0 evaluate or save then differs, so it has to be asked for."""
     static_graph: bool = _switch("try static_graph=True also if the script sets find_unused_parameters")
     """The job then stops where a parameter is unused, so it has to be asked for."""
@@ -199,7 +199,10 @@ class Options:
     )
     """Seconds. None: not given; see `attempts.deadline`."""
     diagnose_budget: float | None = _option(
-        "time for finding out why a step is slow (a quarter of measuring; 0: none)", "TIME", _DURATION_OR_NONE, "30s"
+        "time for finding out why a step is slow (a quarter of the time of the trials; 0: none)",
+        "TIME",
+        _DURATION_OR_NONE,
+        "30s",
     )
     """Seconds. None: not given."""
     near_limit: float = _option(
@@ -210,7 +213,7 @@ class Options:
         f"the same for a lossy setting, over some steps together ({_LOSSY:g})", "X", _SHARE, "0.95", _LOSSY
     )
     watch: int | None = _option(
-        "measure the gradient error in the job every N reductions, or never (as often as half a percent of its time "
+        "measure the gradient error in the job every N reductions; off: never (as often as half a percent of its time "
         "allows)",
         "N|off",
         _INTERVAL,
@@ -227,24 +230,24 @@ class Options:
     """None: not given; DDP's settings are tuned, for the seconds of a step."""
     trace: bool = _switch("write trace.json: some steps of all ranks, for ui.perfetto.dev or chrome://tracing")
     tune_only: bool = _switch("write the recipe and stop")
-    seed: int = _option("seed of the search (0)", "N", _SEED, "0", StudySettings.seed)
+    seed: int = _option("seed with which the settings to try are drawn (0)", "N", _SEED, "0", StudySettings.seed)
     output: Path = _option("folder for logs and summary.json (.autoddp/)", "DIR", _PATH, default=OUTPUT)
     """Another folder is the default where the current one takes no files, see `runs.usual_folders`."""
-    keep_runs: int = _option("runs that stay in the folder of --output (20)", "N", _whole(1), "20", 20)
+    keep_runs: int = _option("how many runs are kept in the folder of --output (20)", "N", _whole(1), "20", 20)
     """Run folders that stay in `output`, this run's own counted."""
     isolation: Level | None = _option(
-        "how your files are kept from changes (the best here)",
+        "how your files are protected (the best that works)",
         "|".join(level.value for level in Level),
         _LEVEL,
         "guard",
     )
     """None: not given; the best that the host allows."""
     scratch_limit: Allowance | None = _option(
-        "disk for what the script writes in tuning (20%% of free)", "SIZE", _ROOM, "20G"
+        "disk space for what the script writes in tuning (20%% of what is free)", "SIZE", _ROOM, "20G"
     )
     """None: not given; `attempts.isolating` has the share."""
     fresh: bool = _switch("tune from the beginning, also where tuning of the same job was cut off")
-    no_orphans: bool = _switch("end all that the job has started as soon as the launcher has gone")
+    no_orphans: bool = _switch("end all processes of the job when the launcher has ended")
     """See `processes.supervisor`."""
     verbose: bool = _switch("show each trial, the diagnosis in full and what each level of --allow gives")
     dry_run: bool = _switch("print what would be run")
@@ -619,7 +622,7 @@ def _divide(
         fits = option in takes and following and takes[option].fullmatch(following[0])
         if fits and not source.may_have(option):
             ours += words
-            says.append(f"{shlex.join(words)} is autoddp's; for {name} put -- before the script")
+            says.append(f"{shlex.join(words)} is taken by autoddp; for {name} put -- before the script")
             position += len(words)
             continue
         if fits:

@@ -181,7 +181,7 @@ class Note:
         """All of its text but the last line, which the worker writes."""
         return (
             f"# The job that was launched with {self._recipe} was another one, so the next launch tunes again.\n"
-            "# This file goes then; remove it to launch with that recipe all the same.\n"
+            "# autoddp removes this file then; remove it yourself to launch with that recipe all the same.\n"
             "# The digest of the script's arguments, and what differed:\n"
             f"{arguments_digest(options)}\n"
         )

@@ -54,7 +54,7 @@ def not_measured(evidence: Evidence, job: JobFacts, findings: Sequence[Finding])
     if own := between_steps(evidence):
         found.append(
             f"what takes the script {milliseconds(own)} of {milliseconds(evidence.seconds)} ms between two steps on "
-            "every rank (`other`): it is not taken apart"
+            "every rank (`other`): it is not divided further"
         )
     if all(device == "cpu" for device in job.devices):
         found.append("what only a GPU has: launches of kernels, copies to the device, waiting for it")
@@ -108,7 +108,7 @@ def verdict(evidence: Evidence, findings: Sequence[Finding], waterfall: Sequence
     if findings and own > findings[0].seconds and len(lines) < 2:
         lines.append(
             f"Every rank spends {milliseconds(own)} of {milliseconds(seconds)} ms between two steps (`other`), which "
-            "is not taken apart"
+            "is not divided further"
         )
     lines.append(scaled.text)
     return lines

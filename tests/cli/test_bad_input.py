@@ -261,7 +261,7 @@ def test_a_world_of_one_cannot_be_tuned(folder: Path) -> None:
     code, out, err = typed(folder, "--nproc-per-node 1 --tune-only train.py")
     assert (code, out) == (1, "")
     assert err == (
-        "autoddp: error: nothing to tune in a world of one; start two ranks or more, e.g. --nproc-per-node 2\n"
+        "autoddp: error: with one rank there is nothing to tune; start two ranks or more, e.g. --nproc-per-node 2\n"
     )
 
 

@@ -99,7 +99,7 @@ def test_the_backend_that_is_not_there(tmp_path: Path) -> None:
 
 MISTYPED = {
     # what is typed, what the line says besides the prefix
-    "a world of one": ([], "nothing to measure in a world of one; start two ranks: --nproc-per-node 2"),
+    "a world of one": ([], "with one rank there is nothing to measure; start two ranks: --nproc-per-node 2"),
     "a script": ([*TWO, "train.py"], "takes no script, but got 'train.py'"),
     "a script after --": ([*TWO, "--", "train.py"], "takes no script"),
     "unknown": ([*TWO, "--max-sise", "1M"], "unknown option --max-sise (did you mean '--max-size'?)"),

@@ -125,23 +125,28 @@ def test_the_isolation_and_its_limits() -> None:
 
 
 LINES = {
-    "taken": "{} is autoddp's; for {} put -- before the script",
+    "taken": "{} is taken by autoddp; for {} put -- before the script",
     "declared": "{} is passed to {}, whose source has {}; for autoddp write it before the script",
     "unknown": "{} is passed to {}, whose options are not known; for autoddp write it before the script",
 }
 AFTER = [
     # words, autoddp's own of them, what the script gets, beginnings of the lines
-    ("train.py --trials 4", "--trials 4", "", ["--trials 4 is autoddp's"]),
-    ("train.py --lr 1 --trials=4 x", "--trials 4", "--lr 1 x", ["--trials=4 is autoddp's"]),
-    ("train.py --recipe a/b.toml c", "--recipe a/b.toml", "c", ["--recipe a/b.toml is autoddp's"]),
+    ("train.py --trials 4", "--trials 4", "", ["--trials 4 is taken by autoddp"]),
+    ("train.py --lr 1 --trials=4 x", "--trials 4", "--lr 1 x", ["--trials=4 is taken by autoddp"]),
+    ("train.py --recipe a/b.toml c", "--recipe a/b.toml", "c", ["--recipe a/b.toml is taken by autoddp"]),
     (
         "train.py --recipe=b.toml --trials 3",
         "--trials 3 --recipe b.toml",
         "",
-        ["--recipe=b", "--trials 3 is autoddp's"],
+        ["--recipe=b", "--trials 3 is taken by autoddp"],
     ),
-    ("train.py --trials 4 --trials 5", "--trials 5", "", ["--trials 4 is autoddp's", "--trials 5 is autoddp's"]),
-    ("--trials 7 train.py --trials 5", "--trials 5", "", ["--trials 5 is autoddp's"]),
+    (
+        "train.py --trials 4 --trials 5",
+        "--trials 5",
+        "",
+        ["--trials 4 is taken by autoddp", "--trials 5 is taken by autoddp"],
+    ),
+    ("--trials 7 train.py --trials 5", "--trials 5", "", ["--trials 5 is taken by autoddp"]),
     ("train.py --trials 0 --recipe b.toml", "--trials 0 --recipe b.toml", "", ["--trials 0 is", "--recipe b.toml is"]),
     # not values of ours
     ("train.py --trials", "", "--trials", ["--trials is passed to train.py; for autoddp write it"]),
@@ -165,10 +170,10 @@ AFTER = [
     ("train.py --nproc_per_node 4 -m x", "", "--nproc_per_node 4 -m x", ["--nproc_per_node is passed"]),
     ("train.py a --allow exact b --tune-only c", "", "a --allow exact b --tune-only c", ["--allow, --tune-only are"]),
     ("train.py --help -h --", "", "--help -h --", []),
-    ("--seed 1 train.py --trials 4", "--trials 4 --seed 1", "", ["--trials 4 is autoddp's"]),
+    ("--seed 1 train.py --trials 4", "--trials 4 --seed 1", "", ["--trials 4 is taken by autoddp"]),
     # what -- shields; torchrun's parser swallows one that follows the script at once
-    ("train.py --trials 4 -- --lr 1", "--trials 4", "--lr 1", ["--trials 4 is autoddp's"]),
-    ("train.py --trials 4 a -- --trials 5", "--trials 4", "a -- --trials 5", ["--trials 4 is autoddp's"]),
+    ("train.py --trials 4 -- --lr 1", "--trials 4", "--lr 1", ["--trials 4 is taken by autoddp"]),
+    ("train.py --trials 4 a -- --trials 5", "--trials 4", "a -- --trials 5", ["--trials 4 is taken by autoddp"]),
     ("train.py -- --trials 5", "", "--trials 5", []),
     ("train.py a -- --trials 5 --seed 1", "", "a -- --trials 5 --seed 1", []),
     ("--trials 4 -- train.py --trials 5", "--trials 4", "--trials 5", []),
@@ -177,7 +182,7 @@ AFTER = [
     # autoddp --trials 0 is torchrun
     ("--trials 0 train.py --trials 5 --recipe b.toml", "--trials 0", "--trials 5 --recipe b.toml", ["--trials, --rec"]),
     ("--trials 5 --trials=0 train.py --trials 5", "--trials 0", "--trials 5", ["--trials is passed"]),
-    ("--trials 0 --trials 5 train.py --trials 6", "--trials 6", "", ["--trials 6 is autoddp's"]),
+    ("--trials 0 --trials 5 train.py --trials 6", "--trials 6", "", ["--trials 6 is taken by autoddp"]),
 ]
 
 

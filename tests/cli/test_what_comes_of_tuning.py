@@ -124,7 +124,7 @@ def test_a_study_that_ended_early_launches_what_it_had(folder: RunFolder, capsys
     mode = comes_of(replace(DECIDED, ended="host1 has left"), folder)
     assert mode.configuration == DECIDED.decision.configuration
     said = capsys.readouterr().err
-    assert "tuning ended early, with what was known: host1 has left" in said
+    assert "tuning ended early, and what was measured until then decides: host1 has left" in said
     assert "by            gradients sent in bf16" in said
 
 

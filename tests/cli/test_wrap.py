@@ -74,7 +74,7 @@ def test_the_job_is_torchruns(command: list[str], tmp_path: Path) -> None:
     launch = wrapped(tmp_path / "job", *command)
     assert launch.returncode == 0, launch.stderr
     assert launch.stderr.count(SAID) == 1
-    assert "is autoddp's; for" not in launch.stderr
+    assert "is taken by autoddp; for" not in launch.stderr
     reports = launch.reports()
     assert list(reports) == ["report0.0.json", "report1.0.json"]
     for report in reports.values():

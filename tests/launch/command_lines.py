@@ -298,7 +298,7 @@ def main() -> None:
                 assert expected == 2
                 says = [""] * line.taken
             else:
-                says = [said for said in request.says if "is autoddp's; for " in said]
+                says = [said for said in request.says if "is taken by autoddp; for " in said]
                 assert request.no_orphans == ("--no-orphans" in line.own_before), line
         makes = batch.understood(found) if line.meant is not None and found != 2 else line.meant
         if expected != found or makes != line.meant or len(says) != line.taken:

@@ -10,7 +10,7 @@ from autoddp.diagnose.experiments import Repeat
 from autoddp.diagnose.signs import UNEVEN, share, spread_of_sizes, waiting_by_turns
 
 _EVEN = (
-    "give the ranks samples that take alike long in the same step: group them by that (a batch sampler), or "
+    "give the ranks samples that take equally long in the same step: group them by that (a batch sampler), or "
     "limit what one sample may take"
 )
 _FREE = "find what the ranks share and use by turns: a file lock, a disk, cores (top shows other programs)"

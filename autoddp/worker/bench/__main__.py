@@ -51,7 +51,7 @@ def _world(of_all: list[list[Any]], backend: str) -> dict[str, Any]:
     if not of_all:
         return {}
     if len(of_all) == 1:
-        return {"error": "nothing to measure in a world of one; start two ranks on a host: --nproc-per-node 2"}
+        return {"error": "with one rank there is nothing to measure; start two ranks on a host: --nproc-per-node 2"}
     all_have = all(has_gpu for _, has_gpu, _ in of_all)
     if backend == "nccl" and not all_have:
         without = next(rank for rank, (_, has_gpu, _) in enumerate(of_all) if not has_gpu)

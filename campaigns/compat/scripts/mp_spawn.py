@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 MODULES = ()
 RANKS = 1
-EXPECTED = "as written: nothing to tune in a world of one"
+EXPECTED = "as written: with one rank there is nothing to tune"
 NOTE = (
     "Made for `python script.py`: start it by its ranks (init_process_group without spawn) and it can be tuned. The "
     "rendezvous by MASTER_PORT of such scripts waits in vain under torchrun itself; this one meets by a file."
