@@ -1,9 +1,17 @@
 """A job of NCCL ranks that communicates by itself, without DDP. The ranks share the one GPU."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
+from launchers import environment
 from test_gpu_diagnose import found, of_script
+
+from autoddp import codec
+from autoddp.torchrun.surroundings import for_own_workers
+from autoddp.wire.replayed_calls import CALLS, DESTROY_GROUP, MAKE_GROUP, OBJECTS, WAIT, Act, Program, Replay, Replayed
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(150)]
 HERE = Path(__file__).parent
@@ -23,3 +31,24 @@ def test_a_job_that_communicates_by_itself(gpu, tmp_path, figure, ranks):
         figure("replayed", diagnosis["communication"]["replayed"])
         assert one["status"] == "proved"
         assert "all_reduces_on_one_gpu.py:" in one["text"]
+
+
+def test_each_call_can_be_done_again_by_nccl(gpu, tmp_path, figure):
+    """By two ranks where there are two GPUs, else by one. A group of gloo has its tensors on the host."""
+    ranks = min(2, torch.cuda.device_count())
+    calls = [Act(call, bytes=400, device="cuda") for call in sorted(CALLS | OBJECTS)]
+    names = ("bool", "float16", "bfloat16", "int32", "int64", "complex128")
+    types = [Act("allreduce", bytes=48, dtype=name, device="cuda") for name in names]
+    later = [Act("allreduce", bytes=400, waits=False, device="cuda"), Act("barrier", waits=False), Act(WAIT)]
+    anew = [Act(MAKE_GROUP, 1), Act("allreduce", 1, 400, device="cuda"), Act(DESTROY_GROUP, 1)]
+    on_host = [Act("allreduce", 2, 8, device="cpu"), Act("all_gather_object", 2, 100, device="cpu")]
+    acts = (*calls, *types, *later, *anew, *on_host)
+    program = Program((tuple(range(ranks)),) * 3, (acts,) * ranks, backends=("nccl", "nccl", "gloo"))
+    plan, result = tmp_path / "plan.json", tmp_path / "result.json"
+    plan.write_text(codec.encode(Replay({"as written": program}, ranks, 1, "nccl", 0.1)))
+    command = [sys.executable, "-m", "autoddp.worker.bench.replay", str(plan), str(result)]
+    variables = environment()
+    done = subprocess.run(command, env={**variables, **for_own_workers(variables)}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    seconds = codec.decode(result.read_text(), Replayed).seconds["as written"]
+    figure(f"ms of {len(acts)} calls on {ranks} GPU{'s' if ranks > 1 else ''}", f"{1e3 * min(seconds):.1f}")

@@ -63,13 +63,13 @@ def reduces(ddp: DDP) -> bool:
 class Run:
     """One training: `step(loss)` ends a step of it; the graphs are turned on after some."""
 
-    def __init__(self, mode: str, bucket_view: bool = True) -> None:
+    def __init__(self, mode: str, bucket_view: bool = True, find_unused: bool = False) -> None:
         torch.manual_seed(3)
         self.patch = Patch()
         self.graphs = Graphs(self.patch.alive, reduces, static_callables)
         self.patch.events = self.graphs
         self.patch.install()
-        self.ddp = DDP(Model(), gradient_as_bucket_view=bucket_view)
+        self.ddp = DDP(Model(), gradient_as_bucket_view=bucket_view, find_unused_parameters=find_unused)
         self.optimizer = torch.optim.SGD(self.ddp.parameters(), lr=0.1, momentum=0.9)
         self.mode, self.steps = mode, 0
         self.losses: list[torch.Tensor] = []
@@ -147,20 +147,6 @@ def two_forwards(run: Run, rank: int) -> None:
             (one * other).mean().backward()
         else:
             run.backward(x)
-        run.step()
-
-
-def leaves_out_a_block(run: Run, rank: int) -> None:
-    """In a pass that would reduce, and that nobody goes backward from; the next ones have all blocks and do not."""
-    for number, x in enumerate(batches(rank)):
-        if number > 5:
-            run.ddp.module.left_out = 1
-            run.ddp(x)
-            run.ddp.module.left_out = -1
-            with run.ddp.no_sync():
-                run.backward(x * 2)
-                run.backward(x * 3)
-        run.backward(x)
         run.step()
 
 
@@ -343,9 +329,9 @@ def autocast_turned_off(run: Run, rank: int) -> None:
         run.step()
 
 
-LOOPS = (plain, zeroed_in_place, accumulates, reduces_each_micro_batch, two_forwards, leaves_out_a_block,
-         forward_for_nothing, other_shapes, other_arguments, evaluates, past_ddp, moves_parameters, freezes,
-         adds_a_hook, changes_a_setting, changes_its_configuration, has_another_configuration, replaces_a_buffer,
+LOOPS = (plain, zeroed_in_place, accumulates, reduces_each_micro_batch, two_forwards, forward_for_nothing,
+         other_shapes, other_arguments, evaluates, past_ddp, moves_parameters, freezes, adds_a_hook,
+         changes_a_setting, changes_its_configuration, has_another_configuration, replaces_a_buffer,
          replaces_a_layer, appends_a_layer, other_weights, keeps_outputs, averages_weights, under_autocast,
          autocast_turned_off)  # fmt: skip
 SERVED = {  # forward passes of the whole model that a graph can serve, of the 8 steps after capture; the others cannot
@@ -368,6 +354,25 @@ def as_written_by_ddp(rank: int) -> int:
     run = Run("model", bucket_view=False)
     plain(run, rank)
     return run.graphs.replayed
+
+
+def leaves_out_a_block(rank: int) -> dict[str, list[torch.Tensor]]:
+    """In a pass that reduces; the next ones, under no_sync, have it again, and nobody copies its gradients out."""
+    found = {}
+    for mode in ("", "blocks"):
+        run = Run(mode, find_unused=True)
+        for number, x in enumerate(batches(rank)):
+            if number > 5:
+                run.ddp.module.left_out = 1
+                run.backward(x)
+                run.ddp.module.left_out = -1
+                with run.ddp.no_sync():
+                    run.backward(x * 2)
+                    run.backward(x * 3)
+            run.backward(x)
+            run.step()
+        found[mode] = [*run.ddp.module.state_dict().values(), *run.losses]
+    return found
 
 
 def beside_another(rank: int) -> int:
@@ -502,6 +507,7 @@ def checks(rank: int) -> dict[str, Any]:
         found[loop.__name__] = {mode: train(loop, mode, rank) for mode in ("", "model", "blocks")}
     found["no bucket view"] = as_written_by_ddp(rank)
     found["beside another"] = beside_another(rank)
+    found["left out"] = leaves_out_a_block(rank)
     found["dropped"] = dropped(rank)
     found["ignored"] = ignored(rank)
     found["turning"] = turning(rank)

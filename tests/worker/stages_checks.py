@@ -19,6 +19,7 @@ from autoddp.wire import AS_IT_IS, ON_DEVICE, PINNED, Delay, Experiment
 from autoddp.worker.ddp.handlers import DdpEvents
 from autoddp.worker.ddp.patch import Patch
 from autoddp.worker.gradients.access import GradientHandler, add_handler
+from autoddp.worker.observe.collectives import collectives
 from autoddp.worker.trial.experiments import Experiments
 
 SLEEP = 0.03  # seconds, in each stage of each step
@@ -376,6 +377,31 @@ def compiled_collective(rank: int) -> dict[str, Any]:
 
     script.experiments.record_stages(torch.device("cpu"))
     return {"mean": mean(torch.full((3,), float(rank))).tolist()}
+
+
+def told(rank: int) -> dict[str, list[str]]:
+    """What is told of calls that torch waits for, of one that it does not wait for, and of the wait for its end."""
+    order: list[str] = []
+
+    def begins() -> str:
+        order.append("begins")
+        return ""
+
+    def so_far() -> list[str]:
+        found, order[:] = list(order), []
+        return found
+
+    collectives.tell_waits(begins, lambda _stage: order.append("ends"))
+    collectives.tells = True
+    found, one = {}, torch.ones(1)
+    for name, call in (("barrier", dist.barrier), ("all_reduce", lambda: dist.all_reduce(one))):
+        call()
+        found[name] = so_far()
+    work = dist.all_reduce(one, async_op=True)
+    found["started"] = so_far()
+    work.wait()
+    found["waited for"] = so_far()
+    return found
 
 
 def parameters_under_experiments(rank: int) -> dict[str, Any]:

@@ -109,6 +109,13 @@ def test_no_graph_serves_where_gradients_are_not_copied_out(ranks: list[dict[str
     assert [rank[case] for rank in ranks] == [0, 0]
 
 
+def test_a_block_that_was_not_called_serves_no_other_pass(ranks: list[dict[str, Any]]) -> None:
+    """Else gradients of passes that do not reduce would lie in the graph's buffers, that the next replay overwrites."""
+    for found in (rank["left out"] for rank in ranks):
+        for one, other in zip(found["blocks"], found[""], strict=True):
+            assert torch.equal(one, other)
+
+
 def test_no_graph_where_ddp_ignores_parameters(ranks: list[dict[str, Any]]) -> None:
     for found in (rank["ignored"] for rank in ranks):
         assert set(found.values()) == {"the script tells DDP to ignore some of its parameters"}

@@ -23,6 +23,7 @@ from stages_checks import (
     one_reader,
     parameters_as_written,
     parameters_under_experiments,
+    told,
 )
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -66,6 +67,13 @@ def test_who_waits_in_a_collective_of_the_scripts_is_exposed(found: list[dict[st
         first, second = (rank[name] for rank in found)
         assert second["other"] >= 3 * SLEEP > SLEEP > first["least other"]
         assert first["most exposed"] >= 2 * SLEEP > second["least exposed"]
+
+
+def test_a_call_that_torch_waits_for_is_told_with_its_wait(tmp_path: Path) -> None:
+    """NCCL waits for it inside the call, on the stream of the script, and gives nothing that could be waited for."""
+    pair = ["begins", "ends"]
+    expected = {"barrier": pair * 2, "all_reduce": pair * 2, "started": [], "waited for": pair}
+    assert on_ranks(1, told, tmp_path) == [expected]
 
 
 def test_a_collective_is_compiled_with_what_is_around_it(tmp_path: Path) -> None:

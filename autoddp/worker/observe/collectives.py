@@ -8,7 +8,7 @@ collectives, batches of `P2POp`, coalesced calls, and scripts that use a group d
 returns a `Work`: torch's own signatures say which methods these are, so no list has to be complete. They are patched
 in the class, once, when torch is imported. The functions of torch.distributed stay what they are, because torch.compile
 knows them by identity; but for those that pickle objects or make groups, which it cannot compile. torch waits for the
-end of a blocking call by `Work.wait`, as the script does for one with `async_op=True`.
+end of a blocking call by `Work.wait`, as the script does for one with `async_op=True`, or has the backend wait for it.
 
 What DDP reduces is called in C++ and never comes this way. Nor do functional collectives (`DTensor`), which go through
 torch's dispatcher, and methods that a subclass of `ProcessGroup` in Python overrides.
@@ -129,7 +129,7 @@ class Collectives:
         def method(self: Any, *args: Any, **kwargs: Any) -> Any:
             nonlocal known, note
             recorder = collectives.recorder
-            stage = collectives.wait_begins() if waits and collectives.tells else None
+            stage = collectives.wait_begins() if collectives.tells and (waits or _blocks(args, kwargs)) else None
             if recorder is None or not recorder.on:
                 try:
                     return original(self, *args, **kwargs)
@@ -199,6 +199,15 @@ class Collectives:
         """The wait has ended that has interrupted this."""
         if stage is not None:
             self.ends(stage)
+
+
+def _blocks(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether torch's function that has called a method waits for the end of the call; it says so in the options.
+
+    From torch 2.8 on NCCL waits by itself then, on the stream of the script, and returns no `Work`.
+    """
+    options = args[-1] if args else next(reversed(kwargs.values()), None)  # they come last
+    return getattr(options, "asyncOp", True) is False
 
 
 def methods_that_start_something() -> list[str]:
