@@ -122,7 +122,9 @@ class Enough:
             return _LONG_ENOUGH
         steps = steps_of(recording)
         are_many = steps.unit != "second" and _MANY * steps.seconds <= _ENOUGH_OF_SHORT_STEPS
-        return _ENOUGH_OF_SHORT_STEPS if are_many else _LONG_ENOUGH
+        # Ranks that train apart may average their weights in every 500th step only.
+        repeats = any(place.group is not None for place in recording.often)
+        return _ENOUGH_OF_SHORT_STEPS if are_many and repeats else _LONG_ENOUGH
 
     def _try_fewer_threads(self) -> None:
         recording, now = recorded(self.folder), time.perf_counter()

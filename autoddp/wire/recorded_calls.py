@@ -237,6 +237,13 @@ class BuildsNamed(Named, frozen=True):
     place: int
 
 
+class HiddenNamed(Named, frozen=True):
+    """What has communicated past the methods of groups, while first uses were looked at."""
+
+    what: str
+    """ "DTensor", whose operations may do so, or "functional collectives"."""
+
+
 def made_file(path: str) -> mmap.mmap:
     """A new file of numbers, all 0, in memory that is shared with it. OSError where it cannot be made."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
@@ -272,5 +279,13 @@ def names(text: str) -> Iterator[Named]:
 
 
 _LINES: Any = (
-    ProcessNamed | WorldNamed | GroupNamed | PlaceNamed | GroupEventNamed | UsedNamed | BuildsNamed | WaitsNamed
+    ProcessNamed
+    | WorldNamed
+    | GroupNamed
+    | PlaceNamed
+    | GroupEventNamed
+    | UsedNamed
+    | BuildsNamed
+    | WaitsNamed
+    | HiddenNamed
 )

@@ -25,6 +25,7 @@ from autoddp.diagnose.collectives.recording import (
     Use,
     _without_start,
     _without_trial,
+    stands_in_several,
 )
 from autoddp.diagnose.collectives.standing import where_ranks_stand
 from autoddp.diagnose.collectives.steps import period_of, steps_of
@@ -126,6 +127,20 @@ def test_ranks_that_make_different_calls() -> None:
     said = different_calls(Recording((one, process(1, [*two.calls[:2], barrier]))))
     assert "in call 3 rank 0 calls all_reduce (train.py:12), rank 1 calls barrier (train.py:44)" in said
     assert different_calls(loop(3)) == ""
+
+
+@pytest.mark.parametrize("takes", [30e-3, 4e-3])
+def test_calls_of_threads_are_not_done_again_one_after_another(takes: float) -> None:
+    """A thread gathers numbers beside the training, which it does not hold up: without its calls nothing is saved."""
+    beside, ranks = Group((0, 1), "beside", "gloo"), []
+    for one in loop(60).processes:
+        begins = [made.ended + 5e-4 for made in one.calls[2::15]]  # behind a step, in a gap of 5 ms
+        both = with_calls(one, [call(place(50, group=beside), n, at, takes, 8) for n, at in enumerate(begins)])
+        ranks.append(replace(both, in_threads=stands_in_several(both.calls)))
+    said = examined(Recording(tuple(ranks)), 2, lambda programs: "not tried here", lambda line: None)
+    told = [line for line in said.not_measured if "threads of ranks 0, 1" in line]
+    assert bool(told) is (takes > 5e-3), "a call that no other one meets may be of the same thread"
+    assert bool(said.findings) is not bool(told)
 
 
 def test_a_group_that_ended_before_all_have_called_is_left_out() -> None:
@@ -288,7 +303,10 @@ def test_numbers_that_one_rank_sends_are_not_added_up(what: str, method: str, wh
     """A rate and a sign to stop come from rank 0: an all-reduce would make their sum of them."""
     ranks = []
     for one in loop(97, where=where).processes:
-        calls = [replace(made, bytes=8, root=0, place=place(made.place.line, what, method)) for made in one.calls]
+        calls = []
+        for made in one.calls:
+            line = replace(place(made.place.line, what, method), reduction="RedOpType.SUM")
+            calls.append(replace(made, bytes=8, root=0, place=line))
         ranks.append(process(one.rank, calls))
     recording = Recording(tuple(ranks))
     steps = steps_of(recording)
@@ -296,6 +314,34 @@ def test_numbers_that_one_rank_sends_are_not_added_up(what: str, method: str, wh
     assert f"dist.{what}(" in found.fix
     assert ("add them up" in found.fix) is (what == "all_reduce" and len(where) == 1)
     assert what == "all_reduce" or "all_reduce" not in found.fix
+
+
+def test_the_largest_of_numbers_is_none_of_their_sums() -> None:
+    """As of the time of a step: to add it up on each rank first would log something else."""
+    ranks = []
+    for one in loop(97, where=(10,)).processes:
+        calls = [replace(made, bytes=8, place=replace(made.place, reduction="RedOpType.MAX")) for made in one.calls]
+        ranks.append(process(one.rank, calls))
+    recording = Recording(tuple(ranks))
+    steps = steps_of(recording)
+    (found,) = CAUSES["scalar_collectives"].suspect(Job(recording, steps, [], script_of(recording, steps), 2))
+    assert "add them up" not in found.fix
+
+
+@pytest.mark.parametrize(("sizes", "is_found"), [(11, False), (1, True)])
+def test_a_number_that_tells_how_much_is_sent_next_is_not_only_logged(sizes: int, is_found: bool) -> None:
+    """Ranks that gather texts or tokens send the longest size first: without it they would not ask for the same."""
+    ranks = []
+    for one in loop(97, where=(10, 11)).processes:
+        calls = [
+            replace(made, bytes=8 if made.place.line == 10 else 4000 + n // 2 % sizes * 400)
+            for n, made in enumerate(one.calls)
+        ]
+        ranks.append(process(one.rank, calls))
+    recording = Recording(tuple(ranks))
+    steps = steps_of(recording)
+    job = Job(recording, steps, [], script_of(recording, steps), 2)
+    assert bool(list(CAUSES["scalar_collectives"].suspect(job))) is is_found
 
 
 @pytest.mark.parametrize("steps", [30, 33, 37, 39])
@@ -484,6 +530,23 @@ def test_what_a_rank_starts_beside_its_training_is_not_the_rank() -> None:
     assert script_of(both, steps_of(both)) is not None
 
 
+@pytest.mark.parametrize(("world", "is_launched", "began"), [(1, True, 0.0), (1, False, 1e-3), (2, False, 1e-3)])
+def test_a_world_beside_the_training_is_not_the_ranks(world: int, is_launched: bool, began: float) -> None:
+    """As of processes that generate, or send data: a smaller one, or one that the ranks have started. It is told."""
+    recording = loop(60)
+    own = Group(tuple(range(world)), "default", "gloo")
+    calls = [call(place(40, group=own), n, 1.006 + began + n * 1e-3, 5e-4) for n in range(100)]
+    other = replace(process(0, calls, is_launched=is_launched), ranks=world)
+    both = Recording((*recording.processes, other))
+    assert both.of_rank == recording.of_rank
+    assert both.beside == [other]
+    said = examined(both, 2, lambda programs: "not tried here", lambda line: None)
+    assert any("in a world of its own" in line for line in said.not_measured)
+    calls = [replace(one, began=one.began + 9, wait_ended=one.ended + 9) for one in calls]
+    later = replace(other, calls=calls, began=10.0)
+    assert Recording((*recording.processes, later)).of_rank[0] == later, "of worlds one after another it is the last"
+
+
 def test_the_rank_that_is_late_is_told_with_its_place() -> None:
     recording = loop(60, late=6e-3)
     steps = steps_of(recording)
@@ -510,6 +573,23 @@ def test_a_rank_that_waits_for_the_others_itself_is_not_called_late(waits: float
     steps = steps_of(recording)
     job = Job(recording, steps, [], script_of(recording, steps), 2)
     assert bool(list(CAUSES["waiting_for_rank"].suspect(job))) is is_found
+
+
+def test_a_rank_that_meets_others_in_between_is_not_called_late() -> None:
+    """The leader of a host adds up with the other leaders, while its host waits in the next call."""
+    leaders, of_ranks = Group((0, 2), "leaders", "gloo"), dict[int, list[Call]]({0: [], 1: [], 2: []})
+    now = 1.0
+    for number in range(60):
+        for rank in (0, 1):
+            of_ranks[rank].append(call(place(10), 2 * number, now, 1e-3))
+        for rank in (0, 2):
+            of_ranks[rank].append(call(place(20, group=leaders), number, now + 1.02e-3, 4e-3))
+        for rank, began in ((0, now + 5.04e-3), (1, now + 1.01e-3)):
+            of_ranks[rank].append(call(place(11), 2 * number + 1, began, now + 6e-3 - began))
+        now += 11e-3
+    recording = Recording(tuple(replace(process(rank, calls), ranks=3) for rank, calls in of_ranks.items()))
+    said = examined(recording, 2, lambda programs: "not tried here", lambda line: None)
+    assert "waiting_for_rank" not in {one.cause for one in said.findings}
 
 
 @pytest.mark.parametrize("what", ["all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"])
@@ -564,6 +644,23 @@ def test_calls_are_done_again_by_the_backend_of_their_group() -> None:
 def test_what_the_ranks_of_a_replay_meet_by(backend: str, device: str, uses_nccl: bool) -> None:
     where = replace(place(10, group=Group((0, 1), "all", backend)), device=device)
     assert Recording((process(0, [call(where, 0, 1.0, 1e-3)]),)).uses_nccl is uses_nccl
+
+
+@pytest.mark.parametrize(("backend", "is_tried"), [("mpi", False), ("cpu:gloo,cuda:nccl", True), ("", True)])
+def test_what_another_backend_takes_is_not_tried_by_ours(backend: str, is_tried: bool) -> None:
+    """A price over Gloo is none of a job over MPI."""
+    ranks, tried = [], []
+    group = replace(PAIR, backend=backend)
+    for one in loop(60).processes:
+        ranks.append(process(one.rank, [replace(made, place=replace(made.place, group=group)) for made in one.calls]))
+
+    def replay(programs: dict[str, Program]) -> str:
+        tried.append(programs)
+        return "not tried here"
+
+    (found,) = examined(Recording(tuple(ranks)), 2, replay, lambda line: None).findings
+    assert bool(tried) is is_tried
+    assert ("go by mpi" in found.text) is not is_tried
 
 
 USE, NEXT = Use(1, 0.5, "train.py:30"), Use(0, 0.0, "train.py:12")
@@ -724,6 +821,19 @@ def test_the_line_that_makes_groups_again_and_again_is_told() -> None:
     assert "backend" in found.fix, "a group of its own may have another one than the default group"
 
 
+def test_work_behind_making_a_group_is_no_cost_of_the_group() -> None:
+    """A group is made for each phase of a loop, 50 ms, and then texts are generated for 1 s before the first call."""
+    new, calls = place(20, "new_group", "new_group", None), []
+    for number in range(10):
+        now = 2.0 + 1.2 * number
+        calls.append(replace(call(new, number, now, 0.05), returned=now + 0.05, wait_began=now + 0.05))
+        calls.append(call(place(21, group=Group((0, 1), f"group {number}", "gloo")), 0, now + 1.05, 0.1))
+    recording = Recording(tuple(process(rank, calls) for rank in (0, 1)))
+    steps = steps_of(recording)
+    (found,) = CAUSES["too_many_groups"].suspect(Job(recording, steps, [], None, 2))
+    assert found.guess / steps.seconds < 0.15 / 1.2 * 1.05
+
+
 def test_fewer_threads_are_tried_where_there_are_more_than_cores() -> None:
     assert planned(loop(60), 2, now=1.0) is None
     one, two = loop(60).processes
@@ -832,6 +942,18 @@ def test_calls_that_torch_makes_are_not_to_be_changed_in_the_script(by: str, mod
     (found,) = [one for one in said.findings if one.cause == "small_collectives"]
     assert ("torch.cat(" in found.fix) is (not by)
     assert not by or f"they are made in {module}, and only options there change them" in found.fix
+
+
+def test_a_line_of_an_installed_package_is_told_as_that() -> None:
+    """All calls of a job may come from one line of DeepSpeed's, and "torch.py:10" is none of the script's files."""
+    ranks = []
+    for one in loop(60).processes:
+        file = "/venv/lib/python3.11/site-packages/deepspeed/comm/torch.py"
+        ranks.append(process(one.rank, [replace(made, place=replace(made.place, file=file)) for made in one.calls]))
+    said = examined(Recording(tuple(ranks)), 2, lambda programs: "not tried here", lambda line: None)
+    (found,) = [one for one in said.findings if one.cause == "small_collectives"]
+    assert found.fix.startswith("torch.py:10 is in deepspeed.comm.torch, which is installed: look for an option")
+    assert "change torch.py:10: make one call of them" in found.fix
 
 
 def test_an_interval_around_zero_is_no_finding() -> None:
@@ -1066,6 +1188,29 @@ def test_of_groups_of_unequal_size_each_rank_counts_once() -> None:
     assert steps.seconds == pytest.approx(3e-3, rel=0.01)
 
 
+def test_nothing_is_said_of_what_comes_too_seldom() -> None:
+    """Weights that are averaged in every 500th step may take longer than all steps; twelve seconds may have none."""
+    step, ranks = place(30, "step of SGD", "step of SGD", None), []
+    for one in loop(1).processes:
+        steps = [call(step, -1, 1.1 + nth * 1e-2, 0.0) for nth in range(100)]
+        ranks.append(process(one.rank, [call(place(5, "broadcast", "broadcast"), 0, 1.0, 1e-3), *steps]))
+    said = examined(Recording(tuple(ranks)), 2, lambda programs: "not tried here", lambda line: None)
+    assert said.findings == []
+    assert said.verdict[0] == "Nothing is known: in the 1 s that were recorded no collective was called more than twice"
+
+
+def test_what_ranks_send_to_each_other_is_not_told_to_cost_nothing() -> None:
+    """A pipeline, or a ring, may take most of its time in sends, which are not done again."""
+    of_ranks = [
+        [call(place(50 + rank, word, word), -1, 1.0 + n * 1e-2, 6e-3) for n in range(60)]
+        for rank, word in enumerate(("send", "recv"))
+    ]
+    recording = Recording(tuple(process(rank, calls) for rank, calls in enumerate(of_ranks)))
+    said = examined(recording, 2, lambda programs: "not tried here", lambda line: None)
+    (told,) = said.not_measured
+    assert told == "what recv and send cost, up to 60 % of the time of a rank: such calls are not done again"
+
+
 def test_a_replay_unlike_the_script_refutes_nothing() -> None:
     recording = loop(60, late=6e-3)
 
@@ -1102,6 +1247,35 @@ def test_barriers_in_each_step_are_left_out(every: int) -> None:
         assert sum(act.computes for act in after) == pytest.approx(sum(act.computes for act in before))
 
 
+@pytest.mark.parametrize("beside", ["", "send"])
+def test_barriers_are_not_needless_where_ranks_meet_by_nothing_else(beside: str) -> None:
+    """They may share memory, such as numpy's arrays in /dev/shm, and would read old numbers without the barrier."""
+    ranks = []
+    for one in loop(97).processes:
+        calls = [replace(made, place=place(11, "barrier", "barrier"), bytes=0) for made in one.calls]
+        sends = [call(place(50, beside, beside), -1, made.ended + 1e-4, 1e-4) for made in calls[2::3] if beside]
+        ranks.append(with_calls(process(one.rank, calls), sends))
+    recording = Recording(tuple(ranks))
+    steps = steps_of(recording)
+    found = list(CAUSES["needless_barriers"].suspect(Job(recording, steps, [], script_of(recording, steps), 2)))
+    assert bool(found) is bool(beside)
+
+
+@pytest.mark.parametrize("cause", ["needless_barriers", "scalar_collectives"])
+def test_where_nothing_repeats_calls_are_counted_in_each_second(cause: str) -> None:
+    """Nobody knows then what a step is."""
+    barrier, ranks = place(11, "barrier", "barrier"), []
+    for one in loop(97).processes:
+        calls = [
+            replace(made, place=barrier) if made.place.line == 11 else replace(made, bytes=8) for made in one.calls
+        ]
+        ranks.append(process(one.rank, calls))
+    recording = Recording(tuple(ranks))
+    steps = replace(steps_of(recording), unit="second", seconds=1.0, period=0)
+    (found,) = CAUSES[cause].suspect(Job(recording, steps, [], script_of(recording, steps), 2))
+    assert "times in each second" in found.seen
+
+
 def test_where_ranks_stand_that_hang() -> None:
     """Only the last call of each has no end; it is none for whose end the script has not waited."""
     ranks = list(loop(60).processes)
@@ -1117,6 +1291,13 @@ def test_where_ranks_stand_that_hang() -> None:
     ranks[0] = process(0, [*only_starts[:-1], replace(started, wait_ended=0.0)])
     assert where_ranks_stand(Recording(tuple(ranks))).startswith("rank 0 has started all_reduce (train.py:12), rank 1")
     assert len(examined(recording, 2, lambda programs: "not tried", lambda line: None).verdict) == len(said.verdict) - 1
+
+
+def test_what_was_not_seen_is_not_told_to_be_little() -> None:
+    recording = Recording(tuple(replace(one, hidden=frozenset({"DTensor"})) for one in loop(60).processes))
+    said = examined(recording, 2, lambda programs: "not tried here", lambda line: None)
+    assert any(line.startswith("what is communicated by DTensor") for line in said.not_measured)
+    assert "is communication that was seen;" in said.verdict[-1]
 
 
 def test_a_dear_collective_beside_ddp_is_named() -> None:

@@ -55,6 +55,24 @@ def test_ranks_that_hang_behind_some_steps_are_not_recorded_for_minutes(
     assert "no rank has called anything for" in enough.in_words
 
 
+@pytest.mark.parametrize(("calls", "ends"), [(2, 20.0), (30, 12.0)])
+def test_steps_that_hardly_call_anything_are_recorded_for_longer(
+    calls: int, ends: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Short ones, of ranks that train apart: what they call now and then is what is to be told."""
+    now = 0.0
+    sums = {Place("a", 1, "f", "b", "b", 0, Group((0,))): Sums(calls, 1, 1.0)}
+    process = Process(0, 2, 1, True, "vm", 2, 1, 0.0, 1.0, Look(), [], sums)
+    monkeypatch.setattr(communication, "calls_made", lambda _folder: (int(100 * now),))
+    monkeypatch.setattr(communication, "recorded", lambda _folder: Recording((process,)))
+    monkeypatch.setattr(communication, "planned", lambda *_: None)
+    monkeypatch.setattr(communication, "steps_of", lambda _recording: Steps("step", "", 0.01))
+    enough = communication.Enough(tmp_path, clock=lambda: now)
+    while not enough() and now < 60.0:
+        now += 0.5
+    assert now == pytest.approx(ends, abs=1.0)
+
+
 def test_where_no_file_can_be_made_the_calls_are_not_done_again(tmp_path: Path) -> None:
     (tmp_path / "replay").touch()
     why = communication.replayed(Replay({}, 2, 1, "gloo", 8.0), tmp_path / "replay", {})

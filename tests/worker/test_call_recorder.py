@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import _thread
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 import recorder_checks
 import torch
 import torch.distributed as dist
+from launchers import PATIENCE
 from on_ranks import on_ranks
 from torch.distributed.algorithms.model_averaging import utils as averaging
 from torch.distributed.nn import functional
@@ -21,7 +24,7 @@ from autoddp import codec
 from autoddp.diagnose.collectives.ends import StepEnds
 from autoddp.diagnose.collectives.recording import recorded
 from autoddp.wire.recorded_calls import TRIAL, WATCH, BuildsNamed, RecordingPlan, ThreadsTrial, UsedNamed
-from autoddp.worker.observe.call_recorder import CallRecorder
+from autoddp.worker.observe.call_recorder import _DECORATORS, CallRecorder
 from autoddp.worker.observe.collectives import methods_that_start_something
 from autoddp.worker.observe.first_uses import FirstUses
 
@@ -159,6 +162,23 @@ def _first_uses(use: Callable[[torch.Tensor], Any]) -> list[int]:
     return [one.place for one in said if isinstance(one, UsedNamed)]
 
 
+def test_no_fault_of_a_watch_reaches_the_script() -> None:
+    """What is open may change at that moment: other threads, which pickle tensors, read results too."""
+    said: list[Any] = []
+
+    def changes() -> Any:
+        raise RuntimeError("dictionary changed size during iteration")
+
+    watch, result = FirstUses(time.perf_counter, changes, said.append), torch.ones(4)
+    assert watch.begin(0.0)
+    watch.called(1, 7, [result], 1.0, 2.0)
+    watch.waited(1, 2.0, 3.0, is_blocking=True)
+    assert result.tolist() == [1.0] * 4
+    watch.called(2, 8, [], 4.0, 5.0)
+    watch.end()
+    assert not any(isinstance(one, UsedNamed) for one in said)
+
+
 def test_calls_that_are_given_what_the_call_before_has_brought() -> None:
     """Of place 2; those of place 1 are each of another tensor, whatever is done with the results."""
     said: list[Any] = []
@@ -192,6 +212,26 @@ def _uses_in_a_loop(averages: Callable[[torch.Tensor], Any]) -> dict[int, UsedNa
         watch.stepped()
     watch.end()
     return {one.nth: one for one in said if isinstance(one, UsedNamed)}
+
+
+class DTensor(Telling):
+    """Is called as torch's, whose operations may communicate."""
+
+
+def test_what_communicates_past_the_methods_of_groups_is_told() -> None:
+    """Else the answer would say that such a script hardly communicates."""
+    said: list[Any] = []
+    watch = FirstUses(time.perf_counter, lambda: None, said.append)
+    assert watch.begin(0.0)
+    torch.add(Telling(torch.ones(2)), 1)
+    watch.end()
+    assert said == []
+    watch = FirstUses(time.perf_counter, lambda: None, said.append)
+    assert watch.begin(0.0)
+    torch.add(DTensor(torch.ones(2)), 1)
+    torch.ops._c10d_functional.wait_tensor(torch.ones(2))
+    watch.end()
+    assert [one.what for one in said] == ["DTensor", "functional collectives"]
 
 
 def test_each_call_of_a_line_in_a_loop_has_a_first_use_of_its_own() -> None:
@@ -262,6 +302,60 @@ def test_calls_that_torch_makes_for_a_line_are_told_apart(tmp_path: Path, monkey
     assert [one.place.by for one in process.calls] == ["distributed/algorithms/model_averaging/utils.py", "", ""]
 
 
+_MULTIPLIES = """
+class Multiplies(Function):
+    @staticmethod
+    def forward(ctx, given):
+        return given * 2
+
+    @staticmethod
+    def backward(ctx, given):
+        method()
+        return given
+"""
+
+
+def test_calls_of_a_backward_pass_are_made_by_the_function_in_there(tmp_path: Path) -> None:
+    """The line `loss.backward()` has no call that could be changed, and autograd has no options for it."""
+    recorder, group = CallRecorder(RecordingPlan(str(tmp_path)), is_launched=True), object()
+    names: dict[str, Any] = {
+        "Function": torch.autograd.Function,
+        "method": lambda: recorder.noting("allreduce")(group, (), None, 1.0, 2.0),
+    }
+    exec(compile(_MULTIPLIES, functional.__file__, "exec"), names)
+    names["Multiplies"].apply(torch.ones(1, requires_grad=True)).backward()
+    (process,) = recorded(tmp_path).processes
+    assert [one.place.by for one in process.calls] == ["distributed/nn/functional.py"]
+
+
+def test_a_function_of_torch_that_no_line_calls_ends_no_recording(tmp_path: Path) -> None:
+    """As a hook that C++ calls in a thread of its own. Nor are other calls of the function taken for it."""
+    recorder, group, made = CallRecorder(RecordingPlan(str(tmp_path)), is_launched=True), object(), threading.Event()
+    names: dict[str, Any] = {"method": lambda: recorder.noting("allreduce")(group, (), None, 1.0, 2.0)}
+    exec(compile("def all_reduce():\n    method()\n", dist.distributed_c10d.__file__, "exec"), names)
+    exec(compile("def wrapper(tell=None):\n    all_reduce()\n    tell and tell()\n", _DECORATORS, "exec"), names)
+    names["wrapper"]()
+    _thread.start_new_thread(names["wrapper"], (made.set,))
+    assert made.wait(PATIENCE)
+    names["wrapper"]()
+    (process,) = recorded(tmp_path).processes
+    assert recorder.on
+    assert [Path(one.place.file).name for one in process.calls] == [
+        Path(__file__).name,
+        Path(_DECORATORS).name,
+        Path(__file__).name,
+    ]
+
+
+def test_lists_of_one_line_may_differ_in_length(tmp_path: Path) -> None:
+    recorder, group = CallRecorder(RecordingPlan(str(tmp_path)), is_launched=True), object()
+    note, one = recorder.noting("allreduce_coalesced"), torch.ones(2)
+    for given in ([one], [one, one, one]):
+        (lambda args: note(group, args, None, 1.0, 2.0))((given, dist.AllreduceCoalescedOptions()))
+    (process,) = recorded(tmp_path).processes
+    assert [call.bytes for call in process.calls] == [8, 24]
+
+
 def test_gaps_are_not_looked_at_while_fewer_threads_are_tried(tmp_path: Path) -> None:
     """With these the ranks wait for a core less, and what is done again is the script as written."""
     recorder = CallRecorder(RecordingPlan(str(tmp_path)), is_launched=True)
@@ -275,6 +369,20 @@ def test_gaps_are_not_looked_at_while_fewer_threads_are_tried(tmp_path: Path) ->
     recorder.stepped(sgd)
     assert recorder.begins is not None
     assert recorder._core_waits.waited == 0.0, "what was seen before the trial may be the start of the script"
+
+
+def test_the_accounts_of_two_threads_are_not_compared(tmp_path: Path) -> None:
+    """The CPU time of one, less that of the other, would be what a rank computes between its calls."""
+    recorder = CallRecorder(RecordingPlan(str(tmp_path)), is_launched=True)
+    sgd = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)
+    recorder.stepped(sgd)
+    recorder._look_after = 0.0
+    beside = threading.Thread(target=recorder.stepped, args=(sgd,))
+    beside.start()
+    beside.join()
+    (process,) = recorded(tmp_path).processes
+    assert len(process.calls) == 2
+    assert process.look.seconds == 0.0
 
 
 def test_steps_are_seen_in_a_process_that_calls_no_collective(tmp_path: Path) -> None:
@@ -328,6 +436,17 @@ def test_each_optimizer_ends_a_step_though_several_step_in_one_line(tmp_path: Pa
             recorder.stepped(one)
     (process,) = recorded(tmp_path).processes
     assert [sums.count for place, sums in process.sums.items() if place.is_step] == [3, 3]
+
+
+def test_an_optimizer_that_each_epoch_makes_anew_is_one(tmp_path: Path) -> None:
+    """Python gives the third one the memory of the first: a step would be as long as the epoch between them."""
+    recorder = CallRecorder(RecordingPlan(str(tmp_path)), is_launched=True)
+    two = [torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1) for _ in range(2)]
+    for epoch in range(4):
+        for _ in range(40):
+            recorder.stepped(two[epoch % 2])
+    (process,) = recorded(tmp_path).processes
+    assert [sums.count for place, sums in process.sums.items() if place.is_step] == [160]
 
 
 def test_an_optimizer_uses_its_gradients_though_it_may_read_them_in_code_of_its_own(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ by then, so nothing of it is touched, and nothing of it can be.
 from __future__ import annotations
 
 import itertools
+import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +17,7 @@ from dataclasses import replace
 from autoddp.diagnose.collectives.cause import Job, Suspicion
 from autoddp.diagnose.collectives.causes import suspicions
 from autoddp.diagnose.collectives.findings import CommunicationDiagnosis
-from autoddp.diagnose.collectives.program import Script
+from autoddp.diagnose.collectives.program import Script, can_be_done
 from autoddp.diagnose.collectives.recording import Recording
 from autoddp.diagnose.collectives.standing import SILENCE, where_ranks_stand
 from autoddp.diagnose.collectives.steps import steps_of
@@ -52,13 +53,15 @@ def examined(
     steps = steps_of(recording)
     rows = table(recording)
     different = different_calls(recording)
-    script = script_of(recording, steps) if not different else None
+    script = script_of(recording, steps) if not different and not recording.in_threads else None
     job = Job(recording, steps, rows, script, cores, rates or {})
     suspected = [_with_fix(one, job) for one in suspicions(job) if one.guess >= WORTHWHILE * job.step]
     again: Replayed | str = "nothing that all ranks do together was recorded"
     if script is not None:
         programs = _programs_in_time(suspected, script)
-        if len(programs) > 1:
+        if others := recording.other_backends:
+            again = f"its calls go by {' and '.join(others)}, and autoddp does calls again by Gloo and NCCL alone"
+        elif len(programs) > 1:
             say(f"doing {milliseconds(script.seconds)} ms of the calls again, as written and changed")
             again = replay(programs)
     if isinstance(again, str):
@@ -86,16 +89,29 @@ def examined(
 
 
 def _with_fix(one: Suspicion, job: Job) -> Suspicion:
-    """The suspicion; where torch's own code makes the calls of its line, the line has none that could be changed."""
+    """The suspicion; where torch's own code makes the calls of its line, the line has none that could be changed.
+
+    A line of an installed package may serve all of a job.
+    """
     if not one.lines or not one.fix.startswith(f"{one.lines[0]}: "):
         return one
     sums = (place for process in job.recording.processes for place in process.sums)
-    by = {place.by for place in sums if place.group is not None and place.where == one.lines[0]}
+    places = [place for place in sums if place.group is not None and place.where == one.lines[0]]
+    by, installed = {place.by for place in places}, {_installed(place.file) for place in places}
     if not by or "" in by:
-        return one
+        if not installed or "" in installed:
+            return one
+        is_in = f"{one.lines[0]} is in {' and '.join(sorted(installed))}, which is installed"
+        return replace(one, fix=f"{is_in}: look for an option of it first, else change {one.fix}")
     modules = " and ".join(sorted({_module(file) for file in by}))
     leads = f"{one.lines[0]} only leads to these calls"
     return replace(one, fix=f"{leads}: they are made in {modules}, and only options there change them")
+
+
+def _installed(file: str) -> str:
+    """The module of an installed package that has the file, such as deepspeed.comm.torch; "" where it is the user's."""
+    found = re.search(r"(?:site|dist)-packages/(.+)\.py$", file)
+    return found.group(1).replace("/", ".") if found else ""
 
 
 def _module(file: str) -> str:
@@ -285,18 +301,25 @@ def _replayed(job: Job, again: Replayed) -> str:
 def _not_measured(job: Job, different: str, undecided: Sequence[Finding]) -> list[str]:
     recording = job.recording
     found = [different] if different else []
+    if recording.in_threads:
+        found.append(f"what calls cost: threads of {ranks_text(recording.in_threads)} make some while others go on")
     missing = [rank for rank in range(recording.world) if rank not in recording.of_rank]
     if missing:
         found.append(
             f"{ranks_text(missing)}: not on this host, or {'it has' if len(missing) == 1 else 'they have'} called "
             "nothing"
         )
+    if recording.beside:
+        others = "another process calls" if len(recording.beside) == 1 else f"{len(recording.beside)} others call"
+        found.append(f"what {others}, in a world of its own beside that of the ranks")
     found += [
         f"whether {one.cause} costs anything: {milliseconds(one.low)} to {milliseconds(one.high)} ms per "
         f"{job.steps.unit} ({', '.join(one.lines)})"
         for one in undecided
         if one.low is not None and one.high is not None
     ]
+    if hidden := frozenset[str]().union(*(one.hidden for one in recording.processes)):
+        found.append(f"what is communicated by {' and '.join(sorted(hidden))}: it counts as time between the calls")
     if _on_device(recording):
         found.append("how long the GPU itself is in a call: the times are those of the lines of the script")
     later = sum(
@@ -307,7 +330,21 @@ def _not_measured(job: Job, different: str, undecided: Sequence[Finding]) -> lis
     if later:
         calls = "1 call" if later == 1 else f"{later} calls"
         found.append(f"the end of {calls} for which the script has not waited by Work.wait()")
+    share, what = _not_done_again(recording)
+    if share >= WORTHWHILE:
+        of_time = f"up to {percent(min(1.0, share))} of the time of a rank"
+        found.append(f"what {' and '.join(what)} cost, {of_time}: such calls are not done again")
     return found
+
+
+def _not_done_again(recording: Recording) -> tuple[float, list[str]]:
+    """The largest share of a rank's time in calls that cannot be done again, such as sends, and their functions."""
+    shares, what = [0.0], set[str]()
+    for process in recording.of_rank.values():
+        of_it = {place: one for place, one in process.sums.items() if place.group and not can_be_done(place)}
+        shares.append(sum(one.seconds for one in of_it.values()) / (process.seconds or 1.0))
+        what |= {place.collective for place in of_it}
+    return max(shares), sorted(what)
 
 
 def _on_device(recording: Recording) -> bool:
@@ -332,10 +369,14 @@ def _verdict(job: Job, findings: Sequence[Finding]) -> list[str]:
         if len(findings) > 1:
             others = [f"{one.cause} ({milliseconds(one.seconds)} ms, {one.status})" for one in findings[1:]]
             lines.append(f"Also: {', '.join(others)}")
+    elif not any(place.group for place in recording.often):
+        of_time = f"in the {duration(recording.seconds)} that were recorded"
+        lines.append(f"Nothing is known: {of_time} no collective was called more than twice")
     else:
         lines.append(f"Nothing found in the communication that costs 3 % of a {steps.unit}")
     most = f"up to {percent(min(1.0, share))}"
-    of_time = f"{most} of the time of a rank is communication"
+    seen = " that was seen" if any(one.hidden for one in recording.processes) else ""
+    of_time = f"{most} of the time of a rank is communication{seen}"
     if _on_device(recording):
         of_time = f"lines that communicate take {most} of a rank's time; how long the GPU is in them is not seen"
     lines.append(f"{of_time}; a {steps.unit} takes {milliseconds(job.step)} ms ({steps.how})")

@@ -161,7 +161,8 @@ def script_of(recording: Recording, steps: Steps) -> Script | None:
     whole = {
         key: calls
         for key, calls in recording.whole.items()
-        if _can_be_done(calls.values()) and all(call.place.of_any_group in recording.often for call in calls.values())
+        if all(can_be_done(call.place) for call in calls.values())
+        and all(call.place.of_any_group in recording.often for call in calls.values())
     }
     if not whole:
         return None
@@ -216,11 +217,9 @@ def _until(last: Played) -> float:
     return last.call.began if last.act.call == REST else last.call.ended
 
 
-def _can_be_done(calls: Iterable[Call]) -> bool:
-    return all(
-        (call.place.collective in OBJECTS if "object" in call.place.collective else call.place.method in CALLS)
-        for call in calls
-    )
+def can_be_done(place: Place) -> bool:
+    """Whether calls of this place can be done again; those from one rank to another cannot."""
+    return place.collective in OBJECTS if "object" in place.collective else place.method in CALLS
 
 
 _Taken = dict[int, list[tuple[float, tuple[int, int], Call]]]

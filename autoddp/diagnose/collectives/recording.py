@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 
 from autoddp.codec import decode
@@ -33,6 +35,7 @@ from autoddp.wire.recorded_calls import (
     GroupEventNamed,
     GroupNamed,
     Header,
+    HiddenNamed,
     PlaceNamed,
     ProcessNamed,
     ThreadsTrial,
@@ -47,6 +50,7 @@ MAKES = "new_group"
 """The method of a place that makes process groups."""
 OFTEN = 3
 """Calls of a place that is a part of the steps, at least: what a script does once, at its end for example, is none."""
+_KNOWN = {"gloo", "nccl", "undefined"}  # backends by which calls are done again; the last is one of both, by the device
 _MANY = 20  # calls of a place, from which it is surely no part of the start
 
 
@@ -222,6 +226,8 @@ class Process:
     """Seconds for which nothing was recorded: it is the part of a training between whose steps there were pauses."""
     tried: Sequence[Call] = field(default=(), repr=False)
     """Calls during a trial of fewer threads, which are in none of the others."""
+    hidden: frozenset[str] = frozenset()
+    """See `HiddenNamed`."""
     made: int = 0
     """Calls so far, also those that were not kept."""
     group_events: dict[int, Group] = field(default_factory=dict)
@@ -231,11 +237,24 @@ class Process:
     results are used where nobody sees it."""
     builds: frozenset[Place] = frozenset()
     """Places, of any group, whose calls are given what comes from the call right before, see `BuildsNamed`."""
+    in_threads: bool = False
+    """Whether it stands in several calls at one time, which only threads can."""
 
     @property
     def calls_groups(self) -> bool:
         """Whether it has called a group."""
         return any(place.group is not None for place in self.sums)
+
+    @property
+    def size(self) -> tuple[int, bool]:
+        """By which one of two worlds is that of the training."""
+        return self.ranks, self.is_launched
+
+    def goes_on_beside(self, other: Process) -> bool:
+        """Whether both call groups, at the same time."""
+        if not (self.calls_groups and other.calls_groups and self.calls and other.calls):
+            return False
+        return self.calls[0].began < other.calls[-1].ended and other.calls[0].began < self.calls[-1].ended
 
 
 @dataclass(frozen=True)
@@ -253,9 +272,23 @@ class Recording:
 
     @cached_property
     def of_rank(self) -> dict[int, Process]:
-        """Each process by its rank; of several worlds one after another, the last."""
+        """Each process by its rank; of several worlds one after another, the last.
+
+        Of worlds at one time it is the largest, and of equal ones that of the processes which autoddp has started.
+        """
+        found: dict[int, Process] = {}
         # What a rank has started beside its training, and what steps there without a group, is not the rank.
-        return {one.rank: one for one in sorted(self.processes, key=lambda one: (one.calls_groups, one.began))}
+        for one in sorted(self.processes, key=lambda one: (one.calls_groups, one.began)):
+            before = found.get(one.rank)
+            if before is None or not before.goes_on_beside(one) or one.size >= before.size:
+                found[one.rank] = one
+        return found
+
+    @property
+    def beside(self) -> list[Process]:
+        """Processes of another world that goes on at the same time as that of the ranks, such as one that generates."""
+        others = (one for one in self.processes if one.calls_groups and one is not self.of_rank[one.rank])
+        return [one for one in others if one.goes_on_beside(self.of_rank[one.rank])]
 
     @property
     def longest(self) -> Process:
@@ -280,9 +313,19 @@ class Recording:
         return any("nccl" in backend or (device == "cuda" and backend != "gloo") for backend, device in called)
 
     @property
+    def other_backends(self) -> list[str]:
+        """Backends of its groups by which calls cannot be done again, such as MPI, or one of the script's own."""
+        return sorted({g.backend for g in self.groups if g.backend and not _KNOWN & {*re.split("[:,]", g.backend)}})
+
+    @property
     def ranks(self) -> list[int]:
         """The ranks that were recorded."""
         return sorted(self.of_rank)
+
+    @property
+    def in_threads(self) -> list[int]:
+        """The ranks with calls that cannot be done again one after another: see `Process.in_threads`."""
+        return [rank for rank in self.ranks if self.of_rank[rank].in_threads]
 
     @property
     def world(self) -> int:
@@ -442,6 +485,7 @@ def _process(path: Path) -> Process | None:
     computes_in_waits = 0.0
     events: dict[int, Group] = {}
     builds: set[Place] = set()
+    hidden: set[str] = set()
     for one in names(path.with_suffix(".names").read_text(encoding="utf-8", errors="surrogateescape")):
         match one:
             case ProcessNamed():
@@ -454,6 +498,8 @@ def _process(path: Path) -> Process | None:
                 computes_in_waits = one.computes
             case GroupEventNamed():
                 events[one.event] = Group(one.ranks, one.name)
+            case HiddenNamed():
+                hidden.add(one.what)
             case BuildsNamed() if one.place in places:
                 builds.add(places[one.place].of_any_group)
             case UsedNamed() if one.place in places:
@@ -478,6 +524,9 @@ def _process(path: Path) -> Process | None:
         return None
     made = int(numbers[Header.CALLS_MADE])
     calls = [call for number in range(max(0, made - CALLS), made) if (call := _call(numbers, number, places))]
+    if renewed := _renewed(calls, places.values()):
+        places = {number: renewed.get(place, place) for number, place in places.items()}
+        calls = [replace(call, place=renewed[call.place]) if call.place in renewed else call for call in calls]
     # If there are not too many, all single calls are there, also those after the last look.
     sums = _sums(calls) if made <= CALLS else {}
     for number, place in places.items() if made > CALLS else ():
@@ -493,6 +542,7 @@ def _process(path: Path) -> Process | None:
         host=said.host,
         cores=said.cores,
         threads=world.threads if world is not None else 1,
+        hidden=frozenset(hidden),
         interface=world.interface if world is not None else "",
         began=began,
         seconds=max(0.0, last - began - numbers[Header.PAUSED]),
@@ -506,7 +556,17 @@ def _process(path: Path) -> Process | None:
         paused=numbers[Header.PAUSED],
         computes_in_waits=computes_in_waits,
         waits_in_gaps=numbers[Header.WAITED_IN_GAPS] / max(1e-9, numbers[Header.GAPS]),
+        in_threads=stands_in_several(calls),
     )
+
+
+def stands_in_several(calls: Iterable[Call]) -> bool:
+    """Whether calls of a process that could not go on before their ends begin while others of them go on."""
+    found, until = 0, 0.0
+    for call in sorted((one for one in calls if one.place.group and one.is_blocking), key=lambda one: one.began):
+        found += call.began < until
+        until = max(until, call.ended)
+    return found >= OFTEN
 
 
 def _call(numbers: memoryview, number: int, places: dict[int, Place]) -> Call | None:
@@ -529,6 +589,24 @@ def _call(numbers: memoryview, number: int, places: dict[int, Place]) -> Call | 
         cpu_waited=cpu_waited,
         root=int(root),
     )
+
+
+def _renewed(calls: Sequence[Call], places: Iterable[Place]) -> dict[Place, Place]:
+    """Optimizers of one line that step one after another, as where each epoch makes one anew → the first of them.
+
+    Those that step by turns, as of the two networks of a GAN, stay apart: each ends a step.
+    """
+    of_lines: dict[Place, set[Place]] = {}
+    for place in places:
+        if place.is_step:
+            of_lines.setdefault(replace(place, part=0), set()).add(place)
+    renewed: dict[Place, Place] = {}
+    for of_line in of_lines.values():
+        steps = [call.place for call in calls if call.place in of_line] if len(of_line) > 1 else []
+        turns = sum(one is not other for one, other in pairwise(steps))
+        if 0 < turns * _MANY <= len(steps):
+            renewed |= dict.fromkeys(of_line, steps[0])
+    return renewed
 
 
 def _look(numbers: memoryview) -> Look:

@@ -72,7 +72,7 @@ which the hook of the isolation runs; so is each look at a frame or at its code.
 _NUMBERS, _COUNT, _WAIT = struct.Struct("11d"), struct.Struct("d"), struct.Struct("3d")
 _CALLS_AT, _BYTES_OF_A_CALL = 8 * CALLS_FROM, 8 * OF_A_CALL
 _RETURNED_AT, _WAIT_AT, _CPU_WAITED_AT = 8 * 4, 8 * 5, 8 * 9
-_GIVEN_ONE = ("allreduce", "broadcast", "reduce", "send", "recv", "recv_anysource", "allreduce_coalesced")
+_GIVEN_ONE = ("allreduce", "broadcast", "reduce", "send", "recv", "recv_anysource")
 """Methods that are given one list of tensors, which they read and write. What is not named here is only slower."""
 _NOT_THE_SCRIPT = tuple(
     os.path.join(os.path.dirname(os.path.abspath(path)), "")
@@ -92,6 +92,7 @@ _STAND_FOR_C10D = (
     os.path.join(_TORCH, "autograd", "function.py"),  # `apply` stands between the functions of the file before
 )
 """Files of torch with functions that a script calls for one collective."""
+_ENGINE = os.path.join(_TORCH, "autograd", "")
 _WITH_ROOT = ("broadcast", "reduce", "gather", "scatter")
 """Methods with a rank that sends to the others, or collects. The options, which come last, have it."""
 _ONE_TO_ONE = ("send", "recv", "_end_coalescing")
@@ -158,6 +159,7 @@ class CallRecorder:
         self._look_after, self._looks = 0.0, _FIRST_LOOKS
         self._opened = 0.0
         self._looked: list[tuple[float, ...]] = []
+        self._looks_of = 0  # the thread whose accounts they are
         self._thread = self._threads_before = 0
         self._back = 0.0
         self.begins: Callable[[], None] | None = None
@@ -196,8 +198,8 @@ class CallRecorder:
                 caller = script = frame(2)
                 direct = caller.f_code
                 if inside := depths.get(address(direct), 0):
-                    for _ in range(inside):
-                        script = script.f_back  # type: ignore[assignment]  # they were there the first time
+                    for _ in range(inside):  # they were there the first time, but C++ may call the function too
+                        script = script.f_back or script
                     code = script.f_code
                 else:
                     code = direct
@@ -422,7 +424,7 @@ class CallRecorder:
         key: tuple[Any, ...] = (whose, _address(code), frame.f_lasti, method)
         if len(inside) > 1 + (len(inside) > 1 and inside[1].f_code.co_filename == _DECORATORS):
             key = (*key, *(one.f_lasti for one in inside))
-        elif inside:
+        elif inside and self._is_the_scripts(frame.f_code):
             self._depths[_address(inside[0].f_code)] = len(inside)
         return self._places.get(key) or self._new_place(key, method, group, args, caller, frame, counts)
 
@@ -451,13 +453,15 @@ class CallRecorder:
     def _named(
         self, place: _Place, method: str, args: Any, caller: FrameType, frame: FrameType, key: tuple[Any, ...]
     ) -> PlaceNamed:
-        called, inner, by = method, caller, ""
+        called, inner, by, within = method, caller, "", ""
         while inner is not frame:
             file = inner.f_code.co_filename
             if file == _C10D and not inner.f_code.co_name.startswith("_"):
                 called = inner.f_code.co_name
             elif not by and file.startswith(_TORCH) and file not in _STAND_FOR_C10D:
-                by = file.removeprefix(_TORCH)
+                # Of a backward pass it is the function in there: the line only starts it.
+                by = (within if file.startswith(_ENGINE) else file).removeprefix(_TORCH)
+            within = within if file.startswith(_ENGINE) else file
             assert inner.f_back is not None
             inner = inner.f_back
         tensor = next(_tensors(args), None)
@@ -585,6 +589,8 @@ class CallRecorder:
             torch.set_num_threads(trial.threads)
 
     def _note_look(self) -> None:
+        if self._looks_of != threading.get_ident():
+            self._looked, self._looks_of = [], threading.get_ident()
         waited = waited_for_cpu()
         now = time.perf_counter()
         self._looked.append((now, time.thread_time(), time.process_time(), waited.trains, waited.helpers, pauses()))

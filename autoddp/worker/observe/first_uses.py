@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
-from autoddp.wire.recorded_calls import LAST_NTH, BuildsNamed, UsedNamed, WaitsNamed
+from autoddp.wire.recorded_calls import LAST_NTH, BuildsNamed, HiddenNamed, UsedNamed, WaitsNamed
 from autoddp.worker.observe.host_device import Methods
 
 _SHORTEST, _LONGEST = 0.3, 3.0  # seconds of a watch
@@ -43,6 +43,9 @@ _SCALES = ("aten::div_", "aten::mul_", "aten::_foreach_div_", "aten::_foreach_mu
 """Operations that make a mean of a sum, in place: if it is by a number, they can be moved with the wait."""
 _BRINGS_IN = "aten::lift_fresh"
 """What `torch.tensor` ends with: memory that was filled past the dispatcher."""
+_DTENSOR = "DTensor"  # torch imports the class only where it is used
+_FUNCTIONAL = "_c10d_functional"
+"""How the names of the operations begin by which functional collectives, and compiled functions, communicate."""
 _storage_of = torch.Tensor.untyped_storage
 
 
@@ -79,7 +82,7 @@ class FirstUses:
         self,
         clock: Callable[[], float],
         script_frame: Callable[[], FrameType | None],
-        say: Callable[[UsedNamed | BuildsNamed | WaitsNamed], None],
+        say: Callable[[UsedNamed | BuildsNamed | WaitsNamed | HiddenNamed], None],
     ) -> None:
         self._clock, self._script_frame, self._say = clock, script_frame, say
         self._operations = _Operations(self._touched, self._made)
@@ -98,6 +101,7 @@ class FirstUses:
         self._unknown: set[int] = set()
         self._calls = 0
         self._newest: dict[int, int] = {}  # memory → the number of the last call from which something in it comes
+        self._hidden: set[str] = set()  # see `HiddenNamed`
         self._builds: dict[int, int] = {}  # place → calls that were given something of the call right before
 
     def begin(self, now: float) -> bool:
@@ -133,6 +137,8 @@ class FirstUses:
         for place, often in self._builds.items():
             if 2 * often > self._seen[place]:
                 self._say(BuildsNamed(place))
+        for what in sorted(self._hidden):
+            self._say(HiddenNamed(what))
         if self._waited:
             self._say(WaitsNamed(min(1.0, self._cpu_of_waits / self._waited)))
 
@@ -213,14 +219,16 @@ class FirstUses:
         if not self._open:
             return
         try:
-            addresses = list(_addresses(given))
             is_hidden = any(not hasattr(one, "__tensor_flatten__") for one in types)
-        except Exception:  # such a class may be the script's
+            if not is_hidden:
+                self._uses(list(_addresses(given)), scales)
+        except Exception:  # such a class may be the script's; or another thread reads a result at the same time
             is_hidden = True
         if is_hidden:  # nothing is promised of what they may hold
-            self._unknown.update(call.place for call in self._open.values())
-            self._open.clear()
-            return
+            hidden, self._open = self._open, {}
+            self._unknown.update(call.place for call in list(hidden.values()))
+
+    def _uses(self, addresses: list[int], scales: bool) -> None:
         for address in addresses:
             call = self._open.get(address)
             if call is None:
@@ -233,8 +241,12 @@ class FirstUses:
             self._in_gap.append(_Use(call.place, call.nth, call.calls, self._clock(), file, line, call.scaled))
             self._open = {other: one for other, one in self._open.items() if one is not call}
 
-    def _made(self, func: Any, given: Any, result: Any) -> None:
+    def _made(self, func: Any, given: Any, result: Any, types: Any) -> None:
         """Note that the result comes from what the operation was given; without a result, it has changed that."""
+        if func.name().startswith(_FUNCTIONAL):
+            self._hidden.add("functional collectives")
+        if any(one.__name__ == _DTENSOR for one in types):
+            self._hidden.add(_DTENSOR)
         if not self._calls:
             return
         try:
@@ -258,7 +270,7 @@ class _Operations(TorchDispatchMode):
         """Compiled functions run as they are: torch would leave them uncompiled in a mode that does not say so."""
         return True
 
-    def __init__(self, touched: Callable[[Any, Any, bool], None], made: Callable[[Any, Any, Any], None]) -> None:
+    def __init__(self, touched: Callable[[Any, Any, bool], None], made: Callable[[Any, Any, Any, Any], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._tell, self._tell_made = touched, made
 
@@ -266,7 +278,7 @@ class _Operations(TorchDispatchMode):
         if not getattr(func, "is_view", False):
             self._tell((args, kwargs), types, _scales(func, args))
         result = func(*args, **(kwargs or {}))
-        self._tell_made(func, (args, kwargs), result)
+        self._tell_made(func, (args, kwargs), result, types)
         return result
 
 

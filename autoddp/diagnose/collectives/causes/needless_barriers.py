@@ -16,21 +16,23 @@ class NeedlessBarriers(Cause):
 
     def suspect(self, job: Job) -> Iterator[Suspicion]:
         script = job.script
-        if script is None:
+        often = {place.method for place in job.recording.often if place.group is not None}
+        if script is None or often <= {*_BARRIERS}:  # nothing else keeps ranks together that share memory or files
             return
         keys = script.agreed(lambda one: one.act.call in _BARRIERS and one.act.waits)
         calls = len(keys) / max(1.0, script.covers) / max(1, len({group for group, _ in keys}))
         if not keys or calls < _OFTEN:
             return
         lines = places_of(script, keys)
+        each = "second" if job.steps.unit == "second" else "step"
         others = f", and those of {' and '.join(lines[1:])}" if lines[1:] else ""
         fix = (
             f"{lines[0]}: leave the barrier out{others}: a collective waits for all ranks that it needs. Where it is "
-            "for clean times, or for a file that another rank writes, call it in the steps that need it"
+            "for clean times, or for files or memory that other ranks write, call it in the steps that need it"
         )
         yield Suspicion(
             self.name,
-            f"{' and '.join(lines)}: the ranks meet at barriers, {calls:.1f} times in each step",
+            f"{' and '.join(lines)}: the ranks meet at barriers, {calls:.1f} times in each {each}",
             fix,
             guess=seconds_in(script, keys),
             changed=without(script, keys),

@@ -6,9 +6,12 @@ from collections.abc import Iterator
 
 from autoddp.diagnose.collectives.cause import Cause, Job, Suspicion
 from autoddp.diagnose.collectives.merging import MERGEABLE, merged, places_of, runs, seconds_in, without
+from autoddp.diagnose.collectives.recording import Call, Group, Place, Recording
 
 _SIZES = range(1, 65)  # bytes
 _EVERY = 10  # steps
+_SUMS = ("SUM", "AVG")  # a maximum of sums is not the maximum of the numbers
+_SEVERAL = 4  # sizes: a helper that calls for a loss, and then for gradients, may be called for two or three things
 
 
 class ScalarCollectives(Cause):
@@ -19,6 +22,8 @@ class ScalarCollectives(Cause):
         if script is None:
             return
         keys = script.agreed(lambda one: one.act.bytes in _SIZES and one.act.call in MERGEABLE and one.act.waits)
+        sizes = _before_what_varies(job.recording)
+        keys -= {key for key in keys if any(one.call.place in sizes for one in script.of_key[key].values())}
         if not keys:
             return
         lines = places_of(script, keys)
@@ -27,7 +32,10 @@ class ScalarCollectives(Cause):
         several = len(into) * 2 >= len(keys)
         first = next(one for of_rank in script.played.values() for one in of_rank if one.key in keys)
         what = first.call.place.collective
-        seen = f"{' and '.join(lines[:2])} send single numbers, {calls:.1f} times in each step, and wait for the answer"
+        each = "second" if job.steps.unit == "second" else "step"
+        seen = (
+            f"{' and '.join(lines[:2])} send single numbers, {calls:.1f} times in each {each}, and wait for the answer"
+        )
         if several:
             left_out, changed, tried = keys, merged(script, into), "one call for all numbers of a step"
             fix = (
@@ -41,11 +49,13 @@ class ScalarCollectives(Cause):
             kept = {key for group in {group for group, _ in keys} for key in _every_tenth(keys, group)}
             left_out, tried = keys - kept, f"the call in every {_EVERY}th step only"
             changed = without(script, left_out)
-            added_up = "add them up on each rank, and " if "reduce" in what else ""
+            adds = "reduce" in what and first.call.place.reduction.endswith(_SUMS)
+            added_up = "add them up on each rank, and " if adds else ""
             fix = (
                 f"{lines[0]}: numbers that are only logged: {added_up}send them when you log "
                 f"them: if step % {_EVERY} == 0: dist.{what}(…). What the training reads, such as a norm "
-                "by which gradients are clipped, or a sign to stop, has to travel in every step"
+                "by which gradients are clipped, the size of what is sent next, or a sign to stop, has to travel in "
+                "every step"
             )
         took = seconds_in(script, left_out)
         yield Suspicion(self.name, seen, fix, guess=took, changed=changed, tried=tried, lines=lines)
@@ -54,8 +64,29 @@ class ScalarCollectives(Cause):
 def _one_call(what: str) -> str:
     """The call of all numbers: an all-reduce would add up what one rank sends to the others."""
     if "gather" in what:
-        return "everyone = numbers.new_empty(world_size, 3); dist.all_gather_into_tensor(everyone, numbers, group)"
+        return (
+            "everyone = numbers.new_empty(dist.get_world_size(group), 3); "
+            "dist.all_gather_into_tensor(everyone, numbers, group)"
+        )
     return f"dist.{what}(numbers, …) with the other arguments that it has now"
+
+
+def _before_what_varies(recording: Recording) -> set[Place]:
+    """The places behind which another line sends now more and now less: they may tell its size, which cannot wait.
+
+    The first gradient behind the mean of a loss always has one size, though the gradients have several.
+    """
+    behind: dict[tuple[Place, Place], set[int]] = {}
+    for process in recording.of_rank.values():
+        of_groups: dict[Group, Call] = {}
+        for call in process.calls:
+            if (group := call.place.group) is None or call.number < 0:
+                continue
+            before = of_groups.get(group)
+            if before is not None and before.place != call.place and call.bytes not in _SIZES:
+                behind.setdefault((before.place, call.place), set()).add(call.bytes)
+            of_groups[group] = call
+    return {before for (before, _), sizes in behind.items() if len(sizes) >= _SEVERAL}
 
 
 CAUSE = ScalarCollectives()

@@ -53,8 +53,9 @@ def _one_call(what: str) -> str:
     """The call of all bytes, and how each tensor gets its part of the result."""
     if "gather" in what:
         return (
-            "everyone = flat.new_empty(world_size, flat.numel()); dist.all_gather_into_tensor(everyone, flat, "
-            "group=group); everyone[r].split([t.numel() for t in tensors]) are the pieces of rank r"
+            "everyone = flat.new_empty(dist.get_world_size(group), flat.numel()); "
+            "dist.all_gather_into_tensor(everyone, flat, group=group); "
+            "everyone[r].split([t.numel() for t in tensors]) are the pieces of rank r"
         )
     return (
         f"dist.{what}(flat, …) with the other arguments that it has now; "

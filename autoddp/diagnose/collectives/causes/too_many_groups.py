@@ -15,6 +15,7 @@ from autoddp.wire.replayed_calls import DESTROY_GROUP, MAKE_GROUP
 
 _SHARE = 0.03  # of the recording
 _FEWEST = 3  # groups of the same ranks
+_FREEING = 2.0  # times as long as making a group does freeing one take, at most
 
 
 class TooManyGroups(Cause):
@@ -66,9 +67,13 @@ def _goes_on(process: Process, making: Collection[Place]) -> bool:
 
 
 def _behind(process: Process, making: Collection[Place]) -> float:
-    """How much of the recording lies between making a group and the next call: Python frees the group before there."""
+    """How much of the recording lies between making a group and the next call: Python frees the group before there.
+
+    The script may do its own work there, too, such as to generate texts.
+    """
     calls = process.calls
-    gaps = sum(max(0.0, after.began - one.ended) for one, after in pairwise(calls) if one.place in making)
+    made = [(one, after.began - one.ended) for one, after in pairwise(calls) if one.place in making]
+    gaps = sum(min(max(0.0, gap), _FREEING * one.seconds) for one, gap in made)
     return gaps / max(calls[-1].ended - calls[0].began, gaps, 1e-9)
 
 
