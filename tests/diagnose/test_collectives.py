@@ -821,19 +821,6 @@ def test_the_line_that_makes_groups_again_and_again_is_told() -> None:
     assert "backend" in found.fix, "a group of its own may have another one than the default group"
 
 
-def test_work_behind_making_a_group_is_no_cost_of_the_group() -> None:
-    """A group is made for each phase of a loop, 50 ms, and then texts are generated for 1 s before the first call."""
-    new, calls = place(20, "new_group", "new_group", None), []
-    for number in range(10):
-        now = 2.0 + 1.2 * number
-        calls.append(replace(call(new, number, now, 0.05), returned=now + 0.05, wait_began=now + 0.05))
-        calls.append(call(place(21, group=Group((0, 1), f"group {number}", "gloo")), 0, now + 1.05, 0.1))
-    recording = Recording(tuple(process(rank, calls) for rank in (0, 1)))
-    steps = steps_of(recording)
-    (found,) = CAUSES["too_many_groups"].suspect(Job(recording, steps, [], None, 2))
-    assert found.guess / steps.seconds < 0.15 / 1.2 * 1.05
-
-
 def test_fewer_threads_are_tried_where_there_are_more_than_cores() -> None:
     assert planned(loop(60), 2, now=1.0) is None
     one, two = loop(60).processes

@@ -15,7 +15,6 @@ from autoddp.wire.replayed_calls import DESTROY_GROUP, MAKE_GROUP
 
 _SHARE = 0.03  # of the recording
 _FEWEST = 3  # groups of the same ranks
-_FREEING = 2.0  # times as long as making a group does freeing one take, at most
 
 
 class TooManyGroups(Cause):
@@ -67,13 +66,9 @@ def _goes_on(process: Process, making: Collection[Place]) -> bool:
 
 
 def _behind(process: Process, making: Collection[Place]) -> float:
-    """How much of the recording lies between making a group and the next call: Python frees the group before there.
-
-    The script may do its own work there, too, such as to generate texts.
-    """
+    """How much of the recording lies between making a group and the next call: Python frees the group before there."""
     calls = process.calls
-    made = [(one, after.began - one.ended) for one, after in pairwise(calls) if one.place in making]
-    gaps = sum(min(max(0.0, gap), _FREEING * one.seconds) for one, gap in made)
+    gaps = sum(max(0.0, after.began - one.ended) for one, after in pairwise(calls) if one.place in making)
     return gaps / max(calls[-1].ended - calls[0].began, gaps, 1e-9)
 
 
