@@ -133,6 +133,15 @@ def whole(*values: Any) -> Any:
     return pytest.param(*values, marks=pytest.mark.whole)
 
 
+def with_limits(seconds: dict[str, float]) -> tuple[str, ...]:
+    """The command autoddp with other limits of its modules: waits of minutes become some of seconds."""
+    names = [name.rpartition(".") for name in seconds]
+    lines = [f"import autoddp.{module}" for module, _, _ in names]
+    lines += [f"autoddp.{name} = {limit}" for name, limit in seconds.items()]
+    lines += ["import sys; from autoddp.cli.main import main; sys.argv[0] = 'autoddp'; main()"]
+    return sys.executable, "-c", "\n".join(lines)
+
+
 def environment(**more: str) -> dict[str, str]:
     """This process's environment, without what launchers set or read, and with the checkout to import from first."""
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -13,14 +13,11 @@ from typing import Any, cast
 
 import pytest
 from launchers import free_port
+from one_starts import one_start
 from torch.distributed import PrefixStore, TCPStore
 
-from autoddp.attempts.deadline import Deadline
-from autoddp.attempts.isolating import Isolation
 from autoddp.attempts.job_machine import NO_DDP
-from autoddp.attempts.one_start import OneStart
-from autoddp.attempts.progress import StepsMade
-from autoddp.attempts.tune import Tuned, Tuning, Written
+from autoddp.attempts.tune import Tuned, Tuning
 from autoddp.commandline.options import parse
 from autoddp.errors import HostLost
 from autoddp.hosts import presence
@@ -29,7 +26,6 @@ from autoddp.hosts.together import Hosts, Next
 from autoddp.isolation import Level
 from autoddp.network.gathering import Endpoint
 from autoddp.processes.polling import polls
-from autoddp.settings import Objective
 from autoddp.torchrun.options import node_range
 
 
@@ -141,21 +137,7 @@ def test_a_host_whose_ranks_end_first_waits_for_those_of_the_other(
     two: list[Hosts], ends_well: bool, tmp_path: Path
 ) -> None:
     """They may go on for longer than the launchers wait for each other's word, after which tuning would be over."""
-    first, second = (
-        OneStart(
-            objective=Objective.parse("steps"),
-            progress=StepsMade(tmp_path),
-            needed=None,
-            deadline=Deadline(None, by_length=False),
-            written=Written(Isolation.off(SimpleNamespace(path=tmp_path)), "tuning"),  # type: ignore[arg-type]
-            patience=60.0,
-            folder=tmp_path,
-            words="as written",
-            hosts=hosts,
-            number=0,
-        )
-        for hosts in two
-    )
+    first, second = (one_start(tmp_path, hosts=hosts) for hosts in two)
     first.is_enough()
     waits = ThreadPoolExecutor(1).submit(first.await_the_others)
     assert not wait([waits], timeout=1.0).done

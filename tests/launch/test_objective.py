@@ -11,19 +11,16 @@ import signal
 import time
 from multiprocessing import Pipe
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from launchers import AUTODDP, PATIENCE, SCRIPTS, Launch, start, wait_for
+from one_starts import one_start
 
 from autoddp.attempts.deadline import Deadline
-from autoddp.attempts.isolating import Isolation
 from autoddp.attempts.job_machine import Closed, Said, Worker
 from autoddp.attempts.objective import _settings
-from autoddp.attempts.one_start import OneStart, Seen, cost_of_all
-from autoddp.attempts.progress import StepsMade
-from autoddp.attempts.tune import Written
+from autoddp.attempts.one_start import Seen, cost_of_all
 from autoddp.commandline.mode import choose
 from autoddp.commandline.options import parse
 from autoddp.diagnose.collectives.recording import Recording
@@ -326,18 +323,7 @@ def test_a_rank_that_is_killed_while_it_says_that_it_ends_builds_no_ddp_model(
 ) -> None:
     """One that goes on after its first word has built one."""
     monkeypatch.setattr("autoddp.attempts.one_start._GOES_ON", -1.0)
-    start = OneStart(
-        objective=Objective.parse("steps"),
-        progress=StepsMade(tmp_path),
-        needed=None,
-        deadline=Deadline(None, by_length=False),
-        written=Written(Isolation.off(SimpleNamespace(path=tmp_path)), "tuning"),  # type: ignore[arg-type]
-        patience=60.0,
-        folder=tmp_path,
-        words="as written",
-        hosts=Hosts(),
-        number=0,
-    )
+    start = one_start(tmp_path)
     hello = Hello(version=1, rank=0, local_rank=0, pid=1, restart=0)
     ours, theirs = Pipe()
     with ours, theirs:
@@ -352,15 +338,10 @@ def test_a_rank_that_is_killed_while_it_says_that_it_ends_builds_no_ddp_model(
 @pytest.mark.parametrize("leads", [True, False])
 def test_the_clock_of_the_host_that_leads_counts(leads: bool, tmp_path: Path) -> None:
     """Another host may have waited for it for longer than the budget."""
-    start = OneStart(
-        objective=Objective.parse("steps"),
-        progress=StepsMade(tmp_path),
+    start = one_start(
+        tmp_path,
         needed={0: 8},
         deadline=Deadline(60.0, time.monotonic() - 600, by_length=False),
-        written=Written(Isolation.off(SimpleNamespace(path=tmp_path)), "tuning"),  # type: ignore[arg-type]
-        patience=60.0,
-        folder=tmp_path,
-        words="as written",
         hosts=Hosts(rank=0 if leads else 1),
         number=1,
     )
@@ -370,18 +351,7 @@ def test_the_clock_of_the_host_that_leads_counts(leads: bool, tmp_path: Path) ->
 
 def test_a_failure_is_dated_by_the_clock_of_the_first_host(tmp_path: Path) -> None:
     """Else the host whose clock is behind has always failed first, and its complaint of the other one is told."""
-    start = OneStart(
-        objective=Objective.parse("steps"),
-        progress=StepsMade(tmp_path),
-        needed={0: 8},
-        deadline=Deadline(None, by_length=False),
-        written=Written(Isolation.off(SimpleNamespace(path=tmp_path)), "tuning"),  # type: ignore[arg-type]
-        patience=60.0,
-        folder=tmp_path,
-        words="as written",
-        hosts=Hosts(rank=1, ahead=3600.0),
-        number=1,
-    )
+    start = one_start(tmp_path, needed={0: 8}, hosts=Hosts(rank=1, ahead=3600.0), number=1)
     assert start.seen("rank 1 ended with exit code 1").failed_at == pytest.approx(time.time() - 3600, abs=60)
 
 

@@ -1,10 +1,9 @@
 """A configuration that fails costs only itself: it is marked with its reason, the study ends, the job is launched."""
 
 import re
-import sys
 
 import pytest
-from launchers import AUTODDP, whole
+from launchers import AUTODDP, whole, with_limits
 from test_tuned_scripts import run, summary
 
 REASONS = {
@@ -12,17 +11,14 @@ REASONS = {
     "raise": "rank 1: RuntimeError: planted: rank 1 cannot train with gradient_as_bucket_view",
     "hang": "hung: for 8 s every rank has waited for another one; rank",
 }
-SOONER = (
-    "import sys; from autoddp.attempts import hang_timeout; hang_timeout._LEAST = 8.0; "
-    "from autoddp.cli.main import main; sys.argv[0] = 'autoddp'; main()"
-)
+SOONER = with_limits({"attempts.hang_timeout._LEAST": 8.0})
 """A launcher that takes a trial for hung after 8 s, not after 20."""
 
 
 @pytest.mark.parametrize("kind", [whole("abort"), whole("raise"), "hang"])
 def test_planted_failure(kind, tmp_path):
     launch = run(
-        (sys.executable, "-c", SOONER),
+        SOONER,
         tmp_path / "run",
         f"planted_failure.py --kind {kind}",
         *("--trials", "4", "--diagnose-budget", "0"),

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
-from launchers import start
+from launchers import start, with_limits
 
 from autoddp.attempts.rank_states import Waiting
 from autoddp.codec import encode
@@ -30,13 +29,9 @@ def test_the_ranks_and_their_places_are_named(tmp_path: Path) -> None:
     """One rank sleeps before the process group is made, the other one waits for it there."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    shorter = (
-        "import sys; from autoddp.processes import silence; from autoddp.attempts import rank_states; "
-        "silence._LONGEST = 4.0; rank_states._GIVEN_UP = 20.0; "
-        "from autoddp.cli.main import main; sys.argv[0] = 'autoddp'; main()"
-    )
     words = ["--nproc-per-node", "2", "--trials", "1", "--tune-only", str(script)]
-    launch = start((sys.executable, "-c", shorter), tmp_path / "run", words).wait()
+    shorter = {"processes.silence._LONGEST": 4.0, "attempts.rank_states._GIVEN_UP": 20.0}
+    launch = start(with_limits(shorter), tmp_path / "run", words).wait()
     line = [line for line in launch.stderr.splitlines() if "waiting for the script's first steps: " in line][-1]
     assert "rank 1 is in train.py, line 5" in line
     assert "rank 0 waits in init_process_group, called in train.py, line 10" in line
@@ -64,12 +59,8 @@ def test_ranks_that_hang_before_their_steps_are_known_have_an_answer(tmp_path: P
     """Without an optimizer nobody knows yet that the calls are steps: they were recorded for a quarter of an hour."""
     script = tmp_path / "hangs.py"
     script.write_text(HANGS)
-    shorter = (
-        "import sys; from autoddp.attempts import tune; tune._IN_VAIN = 9.0; "
-        "from autoddp.cli.main import main; sys.argv[0] = 'autoddp'; main()"
-    )
     words = ["diagnose", "--nproc-per-node", "2", str(script)]
-    launch = start((sys.executable, "-c", shorter), tmp_path / "run", words).wait()
+    launch = start(with_limits({"attempts.tune._IN_VAIN": 9.0}), tmp_path / "run", words).wait()
     assert launch.returncode == 0, launch.stderr[-2000:]
     assert "no rank called anything: rank 0 stands in barrier (hangs.py:10)" in " ".join(launch.stdout.split())
     assert launch.processes() == []
