@@ -83,7 +83,7 @@ def _result(outcome: Outcome, configuration: Configuration) -> Iterator[Row]:
     better = "faster" if outcome.objective is None else outcome.objective.better
     yield Row(f"×{ratio(gain.ratio)} {better}", moved, good=True)
     yield Row("  by", "; ".join(launched.with_values(**configuration).in_words))  # what has a variable, too
-    yield Row("  training", _changes(standing, configuration))
+    yield Row("  training", _changes(standing, configuration, outcome))
     yield _limit(outcome)
 
 
@@ -101,13 +101,19 @@ def _limit(outcome: Outcome) -> Row:
     return Row("  limit", f"your data loaders need {every}, however fast gradients travel")
 
 
-def _changes(standing: Standing, configuration: Configuration) -> str:
+def _changes(standing: Standing, configuration: Configuration, outcome: Outcome) -> str:
     """What is changed in training; a rung's own words, and how far gradients are off."""
     changes = f"{standing.configuration.changes} ({standing.rung.value})"
     if standing.error is not None:
         changes += f"; gradients are off by {gradient_error(standing.error.relative, standing.error.of_sum)}"
     start = POWERSGD_START_STEP.of(configuration)
-    return f"{changes}; only after {start} reductions" if start else changes
+    if not start:
+        return changes
+    changes += f"; only after {start} reductions"
+    steps, of_each = outcome.length, max(1.0, outcome.facts.micro_batches) / configuration.steps_per_update
+    if steps is None or steps * of_each > start:
+        return changes
+    return f"{changes}, but your script has only {steps} steps: --job-steps {steps} lets it begin earlier"
 
 
 def _why_slow(diagnosis: object) -> Iterator[Row]:

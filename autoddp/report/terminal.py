@@ -7,6 +7,7 @@ run's log only, which has every line. Nothing is written to stdout: the script u
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -233,6 +234,10 @@ class Terminal(Observer):
                     self._line(line if len(line) <= _WIDTH else f"{line[: _WIDTH - 2]} …")
             else:
                 self._note(f"{Configuration(one.setting)}: {gain}left as it is")
+
+    def no_time_for_starts(self, needed: float) -> None:
+        """See `Observer`."""
+        self._line(f"no time is left for new starts of the script: --budget {math.ceil(needed / 60)}m allows them")
 
     def semifinal(self, rung: Rung, contenders: int) -> None:
         """Configurations of a rung that no trial could tell apart are about to be compared."""

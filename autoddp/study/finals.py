@@ -7,7 +7,9 @@ rides along for the first rounds only. Where each of them needs a start of its o
 
 from __future__ import annotations
 
+import math
 import random
+import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +30,7 @@ MOST_ROUNDS = LOOKS[-1]
 """Rounds after which a study is undecided."""
 _MOST_DEAR_ROUNDS = 6  # the same where each turn may cost a compilation
 _SHARE_OF_A_START = 2 / 3  # that a round may take, because rounds do not begin with a start
+_OF_QUARTILES = 0.93  # standard error of the median of normal values, as a share of quartile distance / √count
 _STARTS_OF_A_ROUND = 3  # a script that ends within each of them ends too often
 
 
@@ -155,7 +158,8 @@ class Rounds(ABC):
     ) -> Standing:
         before, after = _medians(rounds[: len(blocks)], self.pace), _medians(blocks, self.pace)
         error = self._errors.get(configuration.hook_with_error)
-        gain, least = speedup(before, after, bound(len(blocks), tests)), likely(before, after)[0]
+        spread = _least_spread(rounds[: len(blocks)], blocks, self.pace)
+        gain, least = speedup(before, after, bound(len(blocks), tests), spread), likely(before, after)[0]
         seconds = median(after)
         return Standing(configuration, seconds, gain, blocks, error, likely_low=least, tests=tests, pace=self.pace)
 
@@ -289,7 +293,28 @@ def ladder_of(finalists: Sequence[Standing]) -> tuple[Standing, ...]:
 def _low_over(standing: Standing, other: Standing) -> float:
     together = min(len(standing.rounds), len(other.rounds))
     before, after = (_medians(one.rounds[:together], standing.pace) for one in (other, standing))
-    return speedup(before, after, bound(together, standing.tests) if standing.tests else None).low
+    spread = _least_spread(other.rounds[:together], standing.rounds[:together], standing.pace)
+    return speedup(before, after, bound(together, standing.tests) if standing.tests else None, spread).low
+
+
+def _least_spread(before: Sequence[Block], after: Sequence[Block], pace: float) -> float:
+    """What rounds scatter by at least, on a logarithmic scale, where the steps within a round differ so much.
+
+    Steps of two lengths, as of two tasks in turn, may give the same two medians in three rounds by luck, and Student's
+    t would take the ratio of the lengths for a sure gain. This is half of what the quartiles of the steps let expect,
+    so it hardly counts elsewhere. Steps in which the script saves are fewer than a quarter, and move no quartile.
+    """
+    of_rounds = zip(_medians(before, pace), _medians(after, pace), strict=True)
+    moments = [math.log(b * a) / 2 for b, a in of_rounds]  # what both sides have of a round, such as its noise
+    return math.hypot(_error_of_median(before, moments, pace), _error_of_median(after, moments, pace)) / 2
+
+
+def _error_of_median(blocks: Sequence[Block], moments: Sequence[float], pace: float) -> float:
+    """The standard error of a block's median, if its steps scatter as quartiles of a normal distribution."""
+    of_blocks = zip(blocks, moments, strict=True)
+    steps = [math.log(max(second, pace)) - moment for block, moment in of_blocks for second in block.seconds]
+    low, _, high = statistics.quantiles(steps, n=4)
+    return _OF_QUARTILES * (high - low) / math.sqrt(len(steps) / len(blocks))
 
 
 def _likely_most(one: Standing, paired: Paired) -> float:

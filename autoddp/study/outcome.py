@@ -160,6 +160,8 @@ class Outcome:
     """Some steps as written, of each rank; empty where none were recorded."""
     objective: Objective | None = None
     """What was measured in place of a DDP job's steps; what is called seconds is then what its number costs."""
+    length: int | None = None
+    """Steps of the script, where it has ended by itself while it was tuned, see `wire.Start`."""
     ended: str = ""
     """Why tuning was over before the study was; "" if the study came to its end."""
 

@@ -20,7 +20,7 @@ from autoddp.settings import StudySettings
 from autoddp.study.budget import StepBudget
 from autoddp.study.cost import Cost
 from autoddp.study.decision import decide
-from autoddp.study.env_trials import RESERVED, EnvTrials, Screen, screened
+from autoddp.study.env_trials import RESERVED, ROUNDS, EnvTrials, Screen, screened
 from autoddp.study.finals import MOST_ROUNDS, Finals, ladder_of
 from autoddp.study.forecast import Forecast, forecast_of, why_never
 from autoddp.study.measure import (
@@ -121,6 +121,7 @@ class Study:
             profile=self._trials.forecast.profile,
             why_no_profile=self._trials.forecast.why_not,
             timelines=self._recorded,
+            length=self._cost.start.length,
             ended=ended,
         )
         self._observer.finished(outcome)
@@ -157,8 +158,21 @@ class Study:
             is_first = trials.has_answer and not had_answer
             if not is_first and not self._cost.take_longer(0.0 if paired else trials.needed):
                 break
-        if settings and self._cost.left > 0:
+        if settings and self._affords_starts():
             self._with_starts(settings, baseline)
+        elif settings:
+            from_the_command = self._cost.start.seconds + self._cost.total
+            self._observer.no_time_for_starts(from_the_command + self._seconds_of_starts)
+
+    @property
+    def _seconds_of_starts(self) -> float:
+        """Seconds of the starts with and without an env setting that prove its gain: fewer of them launch nothing."""
+        return (1 + ROUNDS) * self._cost.start.seconds
+
+    def _affords_starts(self) -> bool:
+        if self._cost.left < self._seconds_of_starts:
+            self._cost.take_longer(self._seconds_of_starts)  # of a script whose length nobody knows
+        return self._cost.left > 0 and self._cost.left >= self._seconds_of_starts
 
     def _make_finals(self, baseline: TrialRecord, fixed: Configuration) -> None:
         """Final rounds of the best of each rung; where one fails in them, again with the next best."""
@@ -381,6 +395,9 @@ class Study:
             gain = f"in its trial {best.configuration} was ×{ratio(self._budget.step / best.seconds)}"
             if not left and not ended:
                 return Decision(AS_WRITTEN, f"{gain}, and it failed later: your settings stay")
+            if not ended and all(trial.configuration.start_variables for trial in tried):
+                why = "too little, or not sure in further starts, for a setting that is read at the start"
+                return Decision(AS_WRITTEN, f"{gain}: {why}: your settings stay")
             why = f"undecided: {gain}, which final rounds must prove: your settings stay{more}"
             return Decision(AS_WRITTEN, why, is_open=True)
         decision = decide(ladder, self._asked, won)

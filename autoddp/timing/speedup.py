@@ -33,11 +33,13 @@ class Speedup:
         return f"×{ratio(self.ratio)} ({ratio(self.low)} to {ratio(self.high)})"
 
 
-def speedup(before: Sequence[float], after: Sequence[float], reach: float | None = None) -> Speedup:
+def speedup(
+    before: Sequence[float], after: Sequence[float], reach: float | None = None, least_spread: float = 0.0
+) -> Speedup:
     """The speed-up of `after` over `before`. Both have one value of seconds per step for each round.
 
     The interval reaches so many standard errors to either side; without `reach` it is the 99 % interval of rounds whose
-    number was fixed beforehand.
+    number was fixed beforehand. `least_spread`: of the rounds, on a logarithmic scale, where they agree more by luck.
 
     >>> str(speedup([1.00, 1.02, 0.98], [0.50, 0.51, 0.49]))
     '×2.00 (1.97 to 2.03)'
@@ -48,7 +50,7 @@ def speedup(before: Sequence[float], after: Sequence[float], reach: float | None
         raise ValueError(f"an interval needs two or more paired rounds, got {len(before)} and {len(after)}")
     logs = [math.log(b / a) for b, a in zip(before, after, strict=True)]
     middle = statistics.fmean(logs)
-    spread = max(statistics.stdev(logs), _FLOOR)
+    spread = max(statistics.stdev(logs), least_spread, _FLOOR)
     half = (t99(len(logs)) if reach is None else reach) * spread / math.sqrt(len(logs))
     return Speedup(math.exp(middle), math.exp(middle - half), math.exp(middle + half))
 

@@ -123,6 +123,15 @@ def test_a_hook_that_begins_later_says_so(tmp_path: Path) -> None:
     text = " ".join(shown(of, lossy.configuration.with_values(powersgd_start_step=1000), tmp_path).split())
     assert "after 1000 exact reductions" in text
     assert "only after 1000 reductions" in text
+    assert "--job-steps" not in text
+
+
+@pytest.mark.parametrize(("steps", "is_told"), [(300, True), (1000, True), (1001, False)])
+def test_a_hook_that_begins_after_the_end_of_the_script_says_so(steps: int, is_told: bool, tmp_path: Path) -> None:
+    lossy = standing(LOSSY, 20.0, ERROR)
+    of = replace(outcome(lossy, decision=Decision(lossy.configuration, "the best of what you allow")), length=steps)
+    text = " ".join(shown(of, lossy.configuration.with_values(powersgd_start_step=1000), tmp_path).split())
+    assert (f"your script has only {steps} steps: --job-steps {steps} lets it begin earlier" in text) is is_told
 
 
 def test_no_gain(tmp_path: Path) -> None:

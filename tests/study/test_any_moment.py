@@ -148,6 +148,7 @@ def test_a_start_of_few_steps_is_enough_for_what_matters_most() -> None:
     outcome = run(job, trials=6)
     assert Rung.LOSSY in {trial.configuration.rung for trial in outcome.trials}
     assert {one.rung for one in outcome.finalists} == {Rung.NEAR}
+    assert outcome.length == 15
     assert outcome.decision.configuration.rung is Rung.NEAR
 
 

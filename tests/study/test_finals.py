@@ -135,6 +135,25 @@ def test_what_can_no_longer_win_leaves() -> None:
     assert launched(finals) == OF_RUNG[Rung.NEAR]
 
 
+class TwoTasks(Machine):
+    """Steps of one task take twice as long as those of the other. In three rounds exact has more short ones."""
+
+    def __call__(self, configuration: Configuration, warmup: int, steps: int, **more: object) -> BlockDone:
+        done = super().__call__(configuration, warmup, steps, **more)
+        is_lucky = configuration == OF_RUNG[Rung.EXACT] and Counter(self.turns)[configuration] <= 3
+        lengths = (1, 1, 2) if is_lucky else (1, 2) if self._random.random() < 0.5 else (2, 1)
+        return replace(done, seconds=tuple(second * lengths[n % len(lengths)] for n, second in enumerate(done.seconds)))
+
+
+def test_rounds_of_two_lengths_that_agree_by_luck_are_no_gain() -> None:
+    """Their medians say ×1.5 three times, with next to no spread."""
+    finals = finals_of(TwoTasks(0.002, exact=1.0, near=1.0, lossy=1.0), Rung.EXACT)
+    assert launched(finals, Rung.EXACT) == AS_WRITTEN
+    assert len(finals.paired.rounds) > LOOKS[0]
+    gains = finals_of(TwoTasks(0.002, exact=20.0, near=1.0, lossy=1.0), Rung.EXACT)
+    assert launched(gains, Rung.EXACT) == OF_RUNG[Rung.EXACT]
+
+
 def test_a_busy_machine_leaves_it_undecided() -> None:
     finals = finals_of(Machine(0.5, seed=2, exact=1.1, near=1.1, lossy=1.1))
     assert len(finals.paired.rounds) == LOOKS[-1]

@@ -660,6 +660,25 @@ def test_a_start_that_ends_the_tuning_keeps_what_was_found() -> None:
     assert outcome.decision.configuration
 
 
+class Listening(Observer):
+    def __init__(self) -> None:
+        self.needed: list[float] = []
+
+    def no_time_for_starts(self, needed: float) -> None:
+        self.needed.append(needed)
+
+
+@pytest.mark.parametrize("by_length", [False, True])
+@pytest.mark.parametrize(("restart", "is_tried"), [(20.0, True), (150.0, False)])
+def test_no_start_is_made_that_can_prove_nothing(restart: float, is_tried: bool, by_length: bool) -> None:
+    """Five starts prove a setting: with time for fewer of them, what they take would be lost."""
+    more = {"length": lambda number: 10**6, "restart": restart, "by_length": by_length, "time": 300.0}
+    job, heard = job_on("slow", links=lambda names: 1.9 if names else 1.0, **more), Listening()
+    Study(job, facts(nodes=2, start_settings=(BOTH,)), StudySettings(trials=20), heard).run()
+    assert (starts_in(job) > 1) is is_tried
+    assert [needed > 5 * restart for needed in heard.needed] == ([] if is_tried else [True])
+
+
 def test_few_trials_need_no_other_start() -> None:
     job = job_on("slow", links=lambda names: 1.9 if names else 1.0)
     Study(job, facts(nodes=2, start_settings=(BOTH,)), StudySettings(trials=7), Observer()).run()
@@ -731,6 +750,8 @@ def test_without_headroom_only_settings_that_are_not_for_the_link_are_tried() ->
     outcome = Study(job, there, ALL, Observer(), screen).run()
     assert [trial.configuration.plain() for trial in outcome.trials] == [keeping]
     assert "no trial was run" not in outcome.decision.why
+    assert "too little, or not sure in further starts" in outcome.decision.why
+    assert not outcome.decision.is_open  # else there is no recipe, and each start tunes again
     fast = SimulatedJob(1e7, 0.0, 0.002, copies=0.3, computing=lambda values: 0.7 if "malloc" in values else 1.0)
     outcome = Study(fast, there, ALL, Observer(), screen).run()
     assert outcome.decision.configuration.plain() == keeping
