@@ -237,7 +237,8 @@ class Terminal(Observer):
 
     def no_time_for_starts(self, needed: float) -> None:
         """See `Observer`."""
-        self._line(f"no time is left for new starts of the script: --budget {math.ceil(needed / 60)}m allows them")
+        least = f"--budget {math.ceil(needed / 60)}m at least"  # with more time more trials are run before them
+        self._line(f"no time is left for new starts of the script: they need {least}")
 
     def semifinal(self, rung: Rung, contenders: int) -> None:
         """Configurations of a rung that no trial could tell apart are about to be compared."""

@@ -55,6 +55,11 @@ class Cost:
             self._assumed *= 2
         return min(self._certain, self._assumed - self._spent)
 
+    @property
+    def spent(self) -> float:
+        """Seconds that tuning has taken, by the same clock."""
+        return self._spent
+
     def take_longer(self, seconds: float = 0.0) -> bool:
         """Take the script to be twice as long, or first so long that so many `seconds` are left, if that is more.
 

@@ -42,7 +42,7 @@ class Observer:
         """The communication benchmark has judged the env settings; a promising one gets `trials` trials."""
 
     def no_time_for_starts(self, needed: float) -> None:
-        """The promising env settings are not tried: that would take a budget of `needed` seconds."""
+        """The promising env settings are not tried: that would take a budget of `needed` seconds, at least."""
 
     def semifinal(self, rung: Rung, contenders: int) -> None:
         """A semifinal of a rung is about to begin, between `contenders` configurations."""

@@ -161,8 +161,15 @@ class Study:
         if settings and self._affords_starts():
             self._with_starts(settings, baseline)
         elif settings:
-            from_the_command = self._cost.start.seconds + self._cost.total
-            self._observer.no_time_for_starts(from_the_command + self._seconds_of_starts)
+            self._observer.no_time_for_starts(self._from_the_command + self._seconds_of_starts)
+
+    @property
+    def _from_the_command(self) -> float:
+        """Seconds of a budget that are spent, at least.
+
+        Without a budget the launcher's clock begins with the first step; what has failed last is not on it yet.
+        """
+        return max(self._cost.start.seconds + self._cost.spent, self._cost.total)
 
     @property
     def _seconds_of_starts(self) -> float:
@@ -419,7 +426,7 @@ class Study:
         finals = (len(twice) + 1) * MOST_ROUNDS * self._budget.round_of(*twice[0])
         if "--budget" not in ended and not self._trials.no_time and self._reserve.can_pay(twice):
             return f" ({ended})" if ended else ""
-        needed = self._cost.total + 3 * self._budget.trial() + finals + 3 * self._cost.start.seconds
+        needed = self._from_the_command + 3 * self._budget.trial() + finals + 3 * self._cost.start.seconds
         length = self._cost.start.length
         job = f"your job has {length} steps, and " if length else ""
         return f"; {job}--budget {math.ceil(needed / 60)}m would decide it"

@@ -241,7 +241,7 @@ class HiddenNamed(Named, frozen=True):
     """What has communicated past the methods of groups, while first uses were looked at."""
 
     what: str
-    """ "DTensor", whose operations may do so, or "functional collectives"."""
+    """ "DTensor", of whose operations only some do so (none in an optimizer's step), or "functional collectives"."""
 
 
 def made_file(path: str) -> mmap.mmap:

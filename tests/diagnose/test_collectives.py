@@ -143,6 +143,17 @@ def test_calls_of_threads_are_not_done_again_one_after_another(takes: float) -> 
     assert bool(said.findings) is not bool(told)
 
 
+def test_a_thread_that_saves_once_leaves_the_prices_of_the_training() -> None:
+    """As `dcp.async_save`: some calls of its thread take a second, in which the training calls a hundred times."""
+    beside, ranks = Group((0, 1), "beside", "gloo"), []
+    for one in loop(200).processes:
+        saves = [call(place(50 + n, group=beside), n, one.calls[99].ended + n * 0.5, 0.4, 9) for n in range(2)]
+        both = with_calls(one, saves)
+        ranks.append(replace(both, in_threads=stands_in_several(both.calls)))
+    said = examined(Recording(tuple(ranks)), 2, lambda programs: "not tried here", lambda line: None)
+    assert "small_collectives" in {one.cause for one in said.findings}
+
+
 def test_a_group_that_ended_before_all_have_called_is_left_out() -> None:
     one, two = loop(20).processes
     script = script_of(Recording((one, process(1, list(two.calls[:-7])))), steps_of(loop(20)))
@@ -1280,10 +1291,18 @@ def test_where_ranks_stand_that_hang() -> None:
     assert len(examined(recording, 2, lambda programs: "not tried", lambda line: None).verdict) == len(said.verdict) - 1
 
 
+def test_what_was_not_done_again_is_not_told_to_cost_nothing() -> None:
+    """Most causes are found in what can be done again: where nothing can, that none was found says nothing."""
+    recording = Recording(tuple(replace(one, in_threads=True) for one in loop(60).processes))
+    said = examined(recording, 2, lambda programs: "not tried here", lambda line: None)
+    assert said.verdict[0] == "Nothing is known of what the calls cost: see what was not measured"
+    assert "threads of ranks 0, 1" in said.not_measured[0]
+
+
 def test_what_was_not_seen_is_not_told_to_be_little() -> None:
     recording = Recording(tuple(replace(one, hidden=frozenset({"DTensor"})) for one in loop(60).processes))
     said = examined(recording, 2, lambda programs: "not tried here", lambda line: None)
-    assert any(line.startswith("what is communicated by DTensor") for line in said.not_measured)
+    assert any(line.startswith("what DTensor may communicate: ") for line in said.not_measured)
     assert "is communication that was seen;" in said.verdict[-1]
 
 

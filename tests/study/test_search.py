@@ -679,6 +679,14 @@ def test_no_start_is_made_that_can_prove_nothing(restart: float, is_tried: bool,
     assert [needed > 5 * restart for needed in heard.needed] == ([] if is_tried else [True])
 
 
+def test_the_budget_that_starts_need_is_longer_than_the_one_that_is_there() -> None:
+    """Of what was spent before the last block not all was spent on blocks."""
+    more = {"length": lambda number: 10**6, "restart": 13.0, "time": 80.0}
+    job, heard = job_on("slow", links=lambda names: 1.9 if names else 1.0, **more), Listening()
+    Study(job, facts(nodes=2, start_settings=(BOTH,)), StudySettings(trials=20), heard).run()
+    assert [needed > 80.0 for needed in heard.needed] == [True]
+
+
 def test_few_trials_need_no_other_start() -> None:
     job = job_on("slow", links=lambda names: 1.9 if names else 1.0)
     Study(job, facts(nodes=2, start_settings=(BOTH,)), StudySettings(trials=7), Observer()).run()

@@ -372,17 +372,24 @@ def test_gaps_are_not_looked_at_while_fewer_threads_are_tried(tmp_path: Path) ->
 
 
 def test_the_accounts_of_two_threads_are_not_compared(tmp_path: Path) -> None:
-    """The CPU time of one, less that of the other, would be what a rank computes between its calls."""
+    """The CPU time of one, less that of the other, would be what a rank computes between its calls.
+
+    Nor does a thread that logs now and then take away what was seen of the one that trains.
+    """
     recorder = CallRecorder(RecordingPlan(str(tmp_path)), is_launched=True)
     sgd = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)
-    recorder.stepped(sgd)
+    for _ in range(2):
+        recorder._look_after = 0.0
+        recorder.stepped(sgd)
+    (before,) = recorded(tmp_path).processes
     recorder._look_after = 0.0
     beside = threading.Thread(target=recorder.stepped, args=(sgd,))
     beside.start()
     beside.join()
     (process,) = recorded(tmp_path).processes
-    assert len(process.calls) == 2
-    assert process.look.seconds == 0.0
+    assert (len(before.calls), len(process.calls)) == (2, 3)
+    assert process.look == before.look
+    assert process.look.seconds > 0.0
 
 
 def test_steps_are_seen_in_a_process_that_calls_no_collective(tmp_path: Path) -> None:

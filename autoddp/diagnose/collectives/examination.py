@@ -319,7 +319,7 @@ def _not_measured(job: Job, different: str, undecided: Sequence[Finding]) -> lis
         if one.low is not None and one.high is not None
     ]
     if hidden := frozenset[str]().union(*(one.hidden for one in recording.processes)):
-        found.append(f"what is communicated by {' and '.join(sorted(hidden))}: it counts as time between the calls")
+        found.append(f"what {' and '.join(sorted(hidden))} may communicate: it counts as time between the calls")
     if _on_device(recording):
         found.append("how long the GPU itself is in a call: the times are those of the lines of the script")
     later = sum(
@@ -372,6 +372,8 @@ def _verdict(job: Job, findings: Sequence[Finding]) -> list[str]:
     elif not any(place.group for place in recording.often):
         of_time = f"in the {duration(recording.seconds)} that were recorded"
         lines.append(f"Nothing is known: {of_time} no collective was called more than twice")
+    elif job.script is None and share >= WORTHWHILE:
+        lines.append("Nothing is known of what the calls cost: see what was not measured")
     else:
         lines.append(f"Nothing found in the communication that costs 3 % of a {steps.unit}")
     most = f"up to {percent(min(1.0, share))}"

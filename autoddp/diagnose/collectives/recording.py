@@ -560,10 +560,15 @@ def _process(path: Path) -> Process | None:
     )
 
 
-def stands_in_several(calls: Iterable[Call]) -> bool:
-    """Whether calls of a process that could not go on before their ends begin while others of them go on."""
+def stands_in_several(calls: Sequence[Call]) -> bool:
+    """Whether calls of a process that could not go on before their ends begin while others of them go on.
+
+    A call that comes once or twice, as where a thread saves a checkpoint, does not count: it is not done again anyway.
+    """
     found, until = 0, 0.0
-    for call in sorted((one for one in calls if one.place.group and one.is_blocking), key=lambda one: one.began):
+    counts = Counter(call.place.of_any_group for call in calls if call.place.group and call.is_blocking)
+    often = (one for one in calls if one.is_blocking and counts[one.place.of_any_group] >= OFTEN)
+    for call in sorted(often, key=lambda one: one.began):
         found += call.began < until
         until = max(until, call.ended)
     return found >= OFTEN

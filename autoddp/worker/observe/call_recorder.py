@@ -159,7 +159,6 @@ class CallRecorder:
         self._look_after, self._looks = 0.0, _FIRST_LOOKS
         self._opened = 0.0
         self._looked: list[tuple[float, ...]] = []
-        self._looks_of = 0  # the thread whose accounts they are
         self._thread = self._threads_before = 0
         self._back = 0.0
         self.begins: Callable[[], None] | None = None
@@ -589,8 +588,8 @@ class CallRecorder:
             torch.set_num_threads(trial.threads)
 
     def _note_look(self) -> None:
-        if self._looks_of != threading.get_ident():
-            self._looked, self._looks_of = [], threading.get_ident()
+        if threading.get_ident() != self._thread:  # the accounts of two threads cannot be compared
+            return
         waited = waited_for_cpu()
         now = time.perf_counter()
         self._looked.append((now, time.thread_time(), time.process_time(), waited.trains, waited.helpers, pauses()))
