@@ -31,6 +31,7 @@ MOST_ROUNDS = LOOKS[-1]
 _MOST_DEAR_ROUNDS = 6  # the same where each turn may cost a compilation
 _SHARE_OF_A_START = 2 / 3  # that a round may take, because rounds do not begin with a start
 _OF_QUARTILES = 0.93  # standard error of the median of normal values, as a share of quartile distance / √count
+_LONG = 8  # steps of a block: halves of shorter ones have equal medians by luck, too
 _STARTS_OF_A_ROUND = 3  # a script that ends within each of them ends too often
 
 
@@ -300,21 +301,31 @@ def _low_over(standing: Standing, other: Standing) -> float:
 def _least_spread(before: Sequence[Block], after: Sequence[Block], pace: float) -> float:
     """What rounds scatter by at least, on a logarithmic scale, where the steps within a round differ so much.
 
-    Steps of two lengths, as of two tasks in turn, may give the same two medians in three rounds by luck, and Student's
-    t would take the ratio of the lengths for a sure gain. This is half of what the quartiles of the steps let expect,
-    so it hardly counts elsewhere. Steps in which the script saves are fewer than a quarter, and move no quartile.
+    Steps of two lengths, as of two tasks that come by chance, may give the same two medians in three rounds by luck.
+    Student's t would take the ratio of the lengths for a sure gain.
     """
     of_rounds = zip(_medians(before, pace), _medians(after, pace), strict=True)
     moments = [math.log(b * a) / 2 for b, a in of_rounds]  # what both sides have of a round, such as its noise
-    return math.hypot(_error_of_median(before, moments, pace), _error_of_median(after, moments, pace)) / 2
+    return math.hypot(_error_of_median(before, moments, pace), _error_of_median(after, moments, pace))
 
 
 def _error_of_median(blocks: Sequence[Block], moments: Sequence[float], pace: float) -> float:
-    """The standard error of a block's median, if its steps scatter as quartiles of a normal distribution."""
+    """The standard error of a block's median, or less.
+
+    It is half of what the quartiles of all steps let expect, so it hardly counts where steps differ a little. Steps in
+    which the script saves are fewer than a quarter, and move no quartile. Where lengths come in a regular turn, the
+    halves of a long block have equal medians, and their difference says less.
+    """
     of_blocks = zip(blocks, moments, strict=True)
     steps = [math.log(max(second, pace)) - moment for block, moment in of_blocks for second in block.seconds]
     low, _, high = statistics.quantiles(steps, n=4)
-    return _OF_QUARTILES * (high - low) / math.sqrt(len(steps) / len(blocks))
+    by_quartiles = _OF_QUARTILES * (high - low) / math.sqrt(len(steps) / len(blocks)) / 2
+    if len(steps) < _LONG * len(blocks):
+        return by_quartiles
+    halves = [(block.seconds[: len(block.seconds) // 2], block.seconds[len(block.seconds) // 2 :]) for block in blocks]
+    apart = [math.log(max(median(first), pace) / max(median(second), pace)) for first, second in halves]
+    # The median of half a block scatters √2 times as much as that of all, and a difference of two such twice as much.
+    return min(by_quartiles, math.sqrt(statistics.fmean(log**2 for log in apart)) / 2)
 
 
 def _likely_most(one: Standing, paired: Paired) -> float:

@@ -154,6 +154,19 @@ def test_rounds_of_two_lengths_that_agree_by_luck_are_no_gain() -> None:
     assert launched(gains, Rung.EXACT) == OF_RUNG[Rung.EXACT]
 
 
+class InTurn(Machine):
+    """Every third step takes three times as long, as one that also trains a second network."""
+
+    def __call__(self, configuration: Configuration, warmup: int, steps: int, **more: object) -> BlockDone:
+        done = super().__call__(configuration, warmup, steps, **more)
+        return replace(done, seconds=tuple(done.seconds[0] * (3 if n % 3 == 0 else 1) for n in range(12)))
+
+
+def test_a_gain_of_steps_whose_lengths_come_in_turn_is_sure() -> None:
+    finals = finals_of(InTurn(0.002, exact=1.2, near=1.0, lossy=1.0), Rung.EXACT)
+    assert launched(finals, Rung.EXACT) == OF_RUNG[Rung.EXACT]
+
+
 def test_a_busy_machine_leaves_it_undecided() -> None:
     finals = finals_of(Machine(0.5, seed=2, exact=1.1, near=1.1, lossy=1.1))
     assert len(finals.paired.rounds) == LOOKS[-1]
