@@ -14,19 +14,8 @@ from autoddp.diagnose.collectives.examination import _least_in_calls, _programs_
 from autoddp.diagnose.collectives.fewer_threads import found, planned
 from autoddp.diagnose.collectives.merging import merged, runs, side_by_side
 from autoddp.diagnose.collectives.program import Played, Script, _idle, _of_gaps, script_of
-from autoddp.diagnose.collectives.recording import (
-    Call,
-    Group,
-    Look,
-    Place,
-    Process,
-    Recording,
-    Sums,
-    Use,
-    _without_start,
-    _without_trial,
-    stands_in_several,
-)
+from autoddp.diagnose.collectives.recording import Call, Group, Look, Place, Process, Recording, Sums, Use
+from autoddp.diagnose.collectives.recording_files import _without_start, _without_trial, stands_in_several
 from autoddp.diagnose.collectives.standing import where_ranks_stand
 from autoddp.diagnose.collectives.steps import period_of, steps_of
 from autoddp.diagnose.collectives.table import beside_ddp, calls_of, different_calls, table

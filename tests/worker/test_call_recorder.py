@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from autoddp import codec
 from autoddp.diagnose.collectives.ends import StepEnds
-from autoddp.diagnose.collectives.recording import recorded
+from autoddp.diagnose.collectives.recording_files import recorded
 from autoddp.wire.recorded_calls import TRIAL, WATCH, BuildsNamed, RecordingPlan, ThreadsTrial, UsedNamed
 from autoddp.worker.observe.call_recorder import _DECORATORS, CallRecorder
 from autoddp.worker.observe.collectives import methods_that_start_something

@@ -1,6 +1,7 @@
 """Floor 5. Scripts that communicate by themselves: what their collectives cost, why, and what to change.
 
 recording    what the ranks have recorded, as plain data
+recording_files  the files in which it lies, read
 table        each place with its calls, bytes, time, waiting, and the rank that comes last
 ends         when steps end, while the script runs
 steps        where a step ends in a script that may have no optimizer
@@ -19,7 +20,7 @@ from autoddp.diagnose.collectives.causes import CAUSES
 from autoddp.diagnose.collectives.examination import examined
 from autoddp.diagnose.collectives.fewer_threads import planned
 from autoddp.diagnose.collectives.findings import CommunicationDiagnosis
-from autoddp.diagnose.collectives.recording import calls_made, recorded
+from autoddp.diagnose.collectives.recording_files import calls_made, recorded
 from autoddp.diagnose.collectives.steps import steps_of
 
 __all__ = ["CAUSES", "CommunicationDiagnosis", "calls_made", "examined", "planned", "recorded", "steps_of"]
