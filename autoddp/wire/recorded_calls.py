@@ -3,13 +3,13 @@
     shared = made_file(path)       # in the process of the script
     numbers = mapped(path)         # in the launcher, at any moment, also after the process was killed
 
-Two files belong to one process. `NAME.calls` has numbers only, in memory that the process shares with the file: what
-was written stays when the process is killed, and neither an exit hook nor a thread has to save it. `NAME.names` has a
-JSON object on each line: what the process is, and what each place and group is that the numbers mean.
+A process has one file, `NAME.calls`, in memory that it shares with the file: what was written stays when the process
+is killed, and neither an exit hook nor a thread has to save it. All are numbers, but for the names at the end:
 
     HEADER numbers             see `Header`
     PLACES times OF_A_PLACE    sums of each place, as they were at the last look
     CALLS times OF_A_CALL      the last calls, in a ring: call number n is at n modulo CALLS
+    NAMES bytes                a JSON object on each line: what the process is, and each place and group in the numbers
 
 Times are seconds of `time.perf_counter`, which all processes of a host read from one clock of the kernel.
 """
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import struct
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,7 +34,10 @@ SHORT_GAP = 5e-5
 """Seconds between two calls, below which the CPU time is not looked at."""
 PLACES_FROM = HEADER
 CALLS_FROM = HEADER + PLACES * OF_A_PLACE
-_SIZE = 8 * (CALLS_FROM + CALLS * OF_A_CALL)
+NAMES = 2**21
+"""Bytes for names: four thousand groups, each with a place."""
+_NAMES_FROM = 8 * (CALLS_FROM + CALLS * OF_A_CALL)
+_SIZE = _NAMES_FROM + NAMES
 WATCH = "watch"
 """Name of a file in the folder. Once it is there, processes look for some steps where results are first used."""
 TRIAL = "threads.json"
@@ -56,6 +60,8 @@ class Header:
     WAITED_IN_GAPS, GAPS = 3, 4
     """Seconds for which the thread has waited for a core between its calls, and of all that time, where it was looked
     at. They are 0 where that is not known."""
+    NAMES = 5
+    """Bytes of names so far."""
     FIRST_LOOK, LAST_LOOK = 8, 16
     """Numbers at which what the kernel says begins, see `LOOK`: after a third of the time, and at the last look."""
 
@@ -128,7 +134,7 @@ class ThreadsTrial(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Named(Struct, frozen=True, forbid_unknown_fields=True, tag_field="is", tag=True):
-    """A line of `NAME.names`."""
+    """A line of the names."""
 
 
 class ProcessNamed(Named, frozen=True):
@@ -265,19 +271,29 @@ def mapped(path: str) -> Any:
         os.close(file)
 
 
-def line(named: Named) -> str:
-    """One line of the file of names."""
-    return codec.encode(named) + "\n"
+def add_name(shared: mmap.mmap, named: Named) -> None:
+    """Write a line of the names behind the others; ValueError where there is no room for it.
+
+    It opens no file: for that the isolation has a hook, which would take more time than all the rest.
+    """
+    text = f"{codec.encode(named)}\n".encode(errors="surrogateescape")
+    (length,) = _NUMBER.unpack_from(shared, 8 * Header.NAMES)
+    begin = _NAMES_FROM + int(length)
+    if begin + len(text) > _SIZE:
+        raise ValueError("too many places and groups to name them all")
+    shared[begin : begin + len(text)] = text
+    _NUMBER.pack_into(shared, 8 * Header.NAMES, length + len(text))  # only now: a line is there as a whole
 
 
-def names(text: str) -> Iterator[Named]:
-    """The lines of the file of names. A line that was not written whole ends them."""
-    for one in text.splitlines(keepends=True):
-        if not one.endswith("\n"):
-            return
+def names(numbers: Any, begin: int = 0) -> Iterator[Named]:
+    """The lines of the names, from that byte of them on. `numbers`: see `mapped`."""
+    end = int(numbers[Header.NAMES])
+    text = bytes(numbers.cast("B")[_NAMES_FROM + begin : _NAMES_FROM + end])
+    for one in text.decode(errors="surrogateescape").split("\n")[:-1]:
         yield codec.decode(one, _LINES)
 
 
+_NUMBER = struct.Struct("d")
 _LINES: Any = (
     ProcessNamed
     | WorldNamed

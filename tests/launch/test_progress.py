@@ -21,7 +21,7 @@ from autoddp.wire.recorded_calls import (
     PlaceNamed,
     ProcessNamed,
     WorldNamed,
-    line,
+    add_name,
     made_file,
 )
 
@@ -144,7 +144,8 @@ class Recorded:
     def __init__(self, folder: Path, rank: int) -> None:
         name = folder / "calls" / f"{100 + rank}-1"
         name.parent.mkdir(exist_ok=True)
-        self._shared = memoryview(made_file(f"{name}.calls")).cast("d")
+        shared = made_file(f"{name}.calls")
+        self._shared = memoryview(shared)[: 8 * (CALLS_FROM + CALLS * OF_A_CALL)].cast("d")
         self._made = 0
         said = [
             ProcessNamed(pid=100 + rank, parent=1, is_launched=True, launched_rank=rank, host="h", cores=2),
@@ -155,7 +156,8 @@ class Recorded:
             self._place(2, "barrier", 0),
             self._place(3, "new_group", -1),
         ]
-        name.with_suffix(".names").write_text("".join(map(line, said)))
+        for one in said:
+            add_name(shared, one)
 
     @staticmethod
     def _place(number: int, method: str, group: int) -> PlaceNamed:

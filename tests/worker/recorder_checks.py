@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 import warnings
 from pathlib import Path
@@ -94,7 +95,10 @@ def checks(rank: int) -> dict[str, Any]:
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         collectives.record(recorder)
+    opened: list[str] = []
+    sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)
     seen = _calls(rank)
+    own = [Path(path) for path in opened if Path(path).parent == folder]
     child = os.fork()
     if child == 0:
         dist.distributed_c10d._get_default_group().rank()
@@ -118,6 +122,7 @@ def checks(rank: int) -> dict[str, Any]:
             for (place, nth), use in mine.uses.items()
             if nth < 0
         },
+        "opened": [path.suffix for path in own],
         "said": [str(one.message) for one in said],
         "threads": threads,
         "made": made,

@@ -50,6 +50,11 @@ def test_the_script_is_given_what_it_is_given_without_it(ranks: list[dict[str, A
         assert rank["seen"][0] == pytest.approx([2.4] * 3)
 
 
+def test_it_opens_one_file_of_its_own_for_all_places_and_groups(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        assert rank["opened"] == [".calls"]
+
+
 def test_each_place_has_its_calls(ranks: list[dict[str, Any]]) -> None:
     rows = {(row["line"], row["collective"]): row for row in ranks[0]["rows"]}
     several = rows[_line_of("op=dist.ReduceOp.MAX"), "all_reduce"]

@@ -69,7 +69,7 @@ class _Process:
 
     def __init__(self, path: Path) -> None:
         self._numbers = mapped(str(path))
-        self._names = path.with_suffix(".names")
+        self._names_read = 0
         self._kinds: dict[int, int] = {}
         self._seen = 0
         self.rank = 0
@@ -92,7 +92,8 @@ class _Process:
         return self._kinds.setdefault(place, _NEITHER)
 
     def _read_names(self) -> None:
-        for one in names(self._names.read_text(encoding="utf-8", errors="surrogateescape")):
+        begin, self._names_read = self._names_read, int(self._numbers[Header.NAMES])
+        for one in names(self._numbers, begin):
             match one:
                 case WorldNamed():
                     self.rank = one.rank

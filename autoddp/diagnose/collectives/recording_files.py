@@ -195,7 +195,7 @@ def _where(file: str, line: int) -> str:
 
 def _process(path: Path) -> Process | None:
     numbers, named = mapped(str(path)), _Named()
-    for one in names(path.with_suffix(".names").read_text(encoding="utf-8", errors="surrogateescape")):
+    for one in names(numbers):
         named.hear(one)
     said, world, places = named.process, named.world, named.places
     if said is None:

@@ -52,7 +52,7 @@ from autoddp.wire.recorded_calls import (
     RecordingPlan,
     ThreadsTrial,
     WorldNamed,
-    line,
+    add_name,
     made_file,
 )
 from autoddp.worker.observe import collectives
@@ -63,6 +63,7 @@ logger = get_logger(__name__)
 
 _FIRST_LOOKS = 0.1  # seconds between the first two looks at the process as a whole; a script may end within a second
 _LOOKS = 1.0  # seconds between later ones, at most: a look takes a millisecond or two
+_RARELY = 100.0  # times as long as a look took, at least: a process may have hundreds of threads
 _FIRST_PERIODS = 3  # from one look to the next, in which each gap between calls is looked at: a script may be short
 _PERIODS = 8  # later each gap is looked at in one of so many
 _WAITED_FOR = 4_096  # calls whose end something may still wait for; a script that waits for none must not fill memory
@@ -151,7 +152,6 @@ class CallRecorder:
     def _forget(self) -> None:
         for known in (self._groups, self._of_name, self._all, self._places, self._parts, self._pending):
             known.clear()  # the functions that note calls know these objects
-        self._files = ""
         self._shared: mmap.mmap | None = None
         self._made = itertools.count()
         self._group_events = 0
@@ -311,7 +311,8 @@ class CallRecorder:
             self._places.clear()
             self._parts.clear()
             return
-        self._groups.pop(_address(group), None)
+        if self._groups.pop(_address(group), None) is None:
+            return
         for known in (self._places, self._parts):
             for key in [key for key in known if key[0] == _address(group)]:
                 del known[key]
@@ -511,7 +512,7 @@ class CallRecorder:
         self._thread = threading.get_ident()
         if self._core_waits.thread != self._thread:
             self._core_waits = CoreWaits()
-        self._shared, self._files = made_file(f"{name}.calls"), f"{name}.names"
+        self._shared = made_file(f"{name}.calls")
         self._opened, self._paused = time.perf_counter(), 0.0  # a pause before the first call is no part of it
         self._set(Header.BEGAN, self._opened)
         rank = os.environ.get("RANK", "")
@@ -528,19 +529,22 @@ class CallRecorder:
         self._note_look()
 
     def _say(self, named: Named) -> None:
-        with open(self._files, "a", encoding="utf-8", errors="surrogateescape") as file:
-            file.write(line(named))
+        assert self._shared is not None
+        with self._opening:  # two threads may have something to say
+            add_name(self._shared, named)
 
     def _look(self, now: float) -> None:
         """Write what is known of the process as a whole: sums of places, and the kernel's accounts."""
+        began = time.thread_time()
         self._note_look()
+        took = time.thread_time() - began
         self._looks_made += 1
         for place in self._all[:PLACES]:
             at = PLACES_FROM + int(place.number) * OF_A_PLACE
             self._set(at, place.count, place.bytes, place.in_calls, place.in_waits)
         if len(self._pending) > _WAITED_FOR:
             self._pending.clear()
-        self._look_after = now + self._looks
+        self._look_after = now + max(self._looks, _RARELY * took)
         if self._may_try:
             self._look_for_trials(now)
         self._look_at_gaps(now)
