@@ -38,22 +38,21 @@ class UnfailingStderr:
 
     def write(self, text: str) -> int:
         """Write `text`, as a text file's `write`; errors are ignored."""
-        # ValueError: the script, or a test, has closed it. None: the process was started without it.
-        with contextlib.suppress(OSError, ValueError):
-            if sys.stderr is not None:
-                sys.stderr.write(text)
+        # None: the process was started without it. A script may have closed it, or put an object of its own in its
+        # place, which may lack any method and raise any error.
+        with contextlib.suppress(Exception):
+            sys.stderr.write(text)
         return len(text)
 
     def flush(self) -> None:
         """Flush standard error; errors are ignored."""
-        with contextlib.suppress(OSError, ValueError):
-            if sys.stderr is not None:
-                sys.stderr.flush()
+        with contextlib.suppress(Exception):
+            sys.stderr.flush()
 
     def isatty(self) -> bool:
         """Whether standard error is a terminal."""
-        with contextlib.suppress(OSError, ValueError):
-            return sys.stderr is not None and sys.stderr.isatty()
+        with contextlib.suppress(Exception):
+            return sys.stderr.isatty()
         return False
 
     def fileno(self) -> int:

@@ -17,6 +17,7 @@ import os
 import signal
 import stat
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -338,6 +339,7 @@ def _attempt(connection: Connection, attempt: Attempt, alive: int) -> None:
         _close_all_but(connection.fileno(), alive)
         os.environ.clear()
         os.environ.update(attempt.environment)
+        tempfile.tempdir = None  # Python keeps the launcher's; guard gives TMPDIR, and elastic makes files there
         _enter(attempt.shelter)
         _own_standard_input()
         threading.Thread(target=_report_ends, args=(connection,), name="autoddp-ends", daemon=True).start()

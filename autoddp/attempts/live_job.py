@@ -71,7 +71,7 @@ _PASSING = 10  # seconds in which a worker must take a message: a stopped worker
 _REST = 30  # seconds without a byte in which a worker must go on with a message that it has begun
 _FIRST = 2**20  # bytes: StopTuning may name some paths
 _AT_ONCE = 1024  # connections: far more than a host has ranks; further ones are closed
-_BREATH = 0.05  # seconds before the next try where a connection could not be taken: all descriptors may be in use
+_BREATH = 0.05  # seconds before the next try where a connection could not be taken: files or threads are used up
 _CLOSING = 1.0  # seconds that connections have to close by themselves once the attempt has ended
 
 T = TypeVar("T")
@@ -265,7 +265,7 @@ class WorkerServer:
             try:
                 accepted, _ = self._socket.accept()
                 self._take(accepted)
-            except OSError as error:
+            except (OSError, RuntimeError) as error:  # the latter where no thread can be started
                 logger.debug("a connection that could not be taken: %s", error)
                 time.sleep(_BREATH)
 
@@ -279,8 +279,8 @@ class WorkerServer:
             accepted.setsockopt(socket.SOL_SOCKET, direction, struct.pack("ll", limit, 0))
         connection = Connection(accepted.detach())
         thread = threading.Thread(target=self._serve, args=(connection,), name="autoddp-serve", daemon=True)
-        self._serving[thread] = connection
         thread.start()
+        self._serving[thread] = connection
 
     def _forget_those_that_ended(self) -> None:
         """A connection closes when nobody knows it any more."""

@@ -106,7 +106,7 @@ class ObjectiveTuning(Tuning):
             raise
         except Exception as error:
             logger.exception("the study failed")
-            tuned.why = f"the study itself failed: {error!r}"
+            tuned.why = f"tuning itself failed: {error!r}"
         except BaseException as error:
             self._leave(error)
             raise

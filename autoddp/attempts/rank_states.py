@@ -13,12 +13,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autoddp.codec import decode
+from autoddp.processes.children import has_loaded
 from autoddp.units import duration, ranks_text
 from autoddp.wire import Heartbeat
 
 _FRESH = 5.0  # seconds after which a heartbeat says nothing any more; each rank writes one a second
 _FOR_WHOM = 10.0  # seconds for which a rank waits for another one before a line names that one
 _GIVEN_UP = 1800.0  # seconds without a movement of any rank; the usual time limit of torch's collectives
+_BARE = 10.0  # seconds with torch in a process, and autoddp in none: a file *.pth may import torch before autoddp
+_NO_STEP = 7200.0  # seconds without a first measurement, where ranks move: they may look for what never comes
+NOT_BEGUN = (
+    "autoddp has got into no rank: it takes a Python that reads PYTHONPATH, which is not read under -I, -E and -S, and "
+    "is not there under `env -i` and in many containers"
+)
+"""Why nothing can be measured where ranks begin without the worker."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +103,7 @@ class Waiting:
         self._began = self.clock()
         self._ranks = Ranks(self.heartbeats, self.clock)
         self._told = False
+        self._bare_since = 0.0
 
     def waited(self, ended: Collection[int]) -> float:
         """See `Ranks.waited`."""
@@ -113,6 +122,29 @@ class Waiting:
         now = self.clock()
         still = now - max([self._began, *(seen.moved for seen in self._ranks.look().values())])
         return f"no rank has moved for {duration(still)}: {self.where()}" if still > _GIVEN_UP else ""
+
+    def no_step(self) -> str:
+        """Why the attempt must be ended that has no limit in time: it has come to no measurement for hours; else ""."""
+        waited = self.clock() - self._began
+        late = f"the script has made no step within {duration(waited)}, and --budget allows more: {self.where()}"
+        return late if waited > _NO_STEP else ""
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether autoddp is, or was, in a process of this host. True where nobody knows: the folder was removed."""
+        try:
+            return any(self.heartbeats.iterdir())
+        except OSError:
+            return True
+
+    def bare(self, keeper: int) -> str:
+        """Why the attempt must be ended: torch is in a rank, and autoddp in none; else "". Ask as for `unmoved`.
+
+        `keeper`: the id of the process whose child starts the ranks.
+        """
+        is_bare = not self.has_begun and has_loaded("libtorch", keeper)
+        self._bare_since = (self._bare_since or self.clock()) if is_bare else 0.0
+        return NOT_BEGUN if is_bare and self.clock() - self._bare_since >= _BARE else ""
 
     def for_whom(self, elsewhere: Collection[str] = (), unheard: Mapping[str, float] | None = None) -> str:
         """Call this repeatedly while steps are measured: a line, once, where ranks have waited for another one.

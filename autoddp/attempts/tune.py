@@ -22,7 +22,7 @@ from autoddp.attempts.job_machine import NO_DDP, TOO_SHORT
 from autoddp.attempts.journal import Journal
 from autoddp.attempts.keeper import Attempt, Keeper
 from autoddp.attempts.live_job import LiveJob
-from autoddp.attempts.rank_states import Waiting
+from autoddp.attempts.rank_states import NOT_BEGUN, Waiting
 from autoddp.attempts.resuming import cut_off, job_now, study_begins, study_is_over
 from autoddp.codec import decode, encode
 from autoddp.commandline.options import Options
@@ -126,10 +126,11 @@ def prepared(options: Options) -> Iterator[Preparation]:
 
     UsageError where there is no place for the recipe or for the run's folder.
     """
-    temporary_folder()
-    if not options.diagnose_only:
-        _require_place_for_recipe(options)
-    folder = _run_folder(options)
+    with awaiting("what earlier runs have left to be removed"):  # a script may have written a million files
+        temporary_folder()
+        if not options.diagnose_only:
+            _require_place_for_recipe(options)
+        folder = _run_folder(options)
     for line in folder.says:
         tell(line)
     keeper = Keeper()
@@ -138,7 +139,8 @@ def prepared(options: Options) -> Iterator[Preparation]:
         yield Preparation(folder, keeper, choose_isolation(options, folder, keeper))
     finally:
         keeper.close()
-        folder.clean()
+        with awaiting("what the script has written to be removed"):
+            folder.clean()
 
 
 def _require_place_for_recipe(options: Options) -> None:
@@ -367,14 +369,14 @@ class Tuning:
                 job.finish()
         except TuningOver as over:
             tuned.why = str(over)
+            job.give_up(tuned.why)  # without effect, unless the study itself has seen that there is no time for it
         except TrialFailed as failed:
             when = failed.when if isinstance(failed, FailsWithoutReduction) else "in steps as written"
             tuned.why = f"{failed} (seen {when})"
             job.give_up(tuned.why)
         except Exception as error:
             logger.exception("the study failed")
-            what = "diagnosis" if self.options.diagnose_only else "study"
-            tuned.why = f"the {what} itself failed: {error!r}"
+            tuned.why = f"{self.options.activity} itself failed: {error!r}"
             job.give_up(tuned.why)
 
     def _follow(self, job: LiveJob, screening: Screening, facts: JobFacts) -> None:
@@ -404,7 +406,7 @@ class Tuning:
         if job.machine.leads and not self.options.fresh:  # the host that leads tells the others what they have missed
             name, entries = cut_off(self._folder, self.job, settings, facts)
             if entries:
-                begun = f"going on with the study of {name}, cut off after {len(entries)} measurements"
+                begun = f"going on with the tuning run {name}, cut off after {len(entries)} measurements"
                 self.reporter.say(f"{begun}; --fresh begins anew")
                 job.take_over(entries)
         study_begins(self._folder, self.job, settings, facts)
@@ -463,6 +465,7 @@ class Tuning:
             hosts=self.hosts,
             number=number,
             waiting=Waiting(place / "heartbeats"),
+            keeper=self._keeper.pid,
             activity=self.options.activity,
             say=self.reporter.say,
             enough=Enough(place / CALLS) if self.options.diagnose_only else None,
@@ -472,6 +475,8 @@ class Tuning:
         self._ended = limits.exceeded_at or (time.perf_counter() if failure else 0.0)
         if failure and limits.is_enough_elsewhere:
             job.give_up(NO_DDP)
+        if not (failure or limits.waiting.has_begun or job.machine.built_ddp):
+            job.give_up(NOT_BEGUN)
         return failure
 
     def _attempt_with(self, number: int, place: Path, written: Path, wanted: Mapping[str, str]) -> Attempt:
@@ -573,6 +578,8 @@ class _Limits:
     number: int
     """The attempt's number."""
     waiting: Waiting
+    keeper: int
+    """The keeper's process id."""
     activity: str
     """See `Options.activity`."""
     say: Callable[[str], None]
@@ -620,10 +627,14 @@ class _Limits:
         if machine.is_starting and self._is_enough():
             self.job.give_up(NO_DDP)
             return True
-        unmoved = self.waiting.unmoved() if machine.is_starting or machine.follows else ""
-        if unmoved:
-            self.job.give_up(unmoved)
-        return bool(unmoved)
+        useless = self.waiting.unmoved() if machine.is_starting or machine.follows else ""
+        if machine.is_starting and not machine.built_ddp:
+            useless = useless or self.waiting.bare(self.keeper)
+        if machine.is_starting and machine.at_most is None:  # without a budget no clock runs before the first step
+            useless = useless or self.waiting.no_step()
+        if useless:
+            self.job.give_up(useless)
+        return bool(useless)
 
     def _is_enough(self) -> bool:
         """Whether enough is recorded of a script without DDP, here or on another host."""

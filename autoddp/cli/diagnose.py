@@ -75,7 +75,7 @@ def examine(options: Options, as_json: bool, began: float | None = None) -> None
     require_script(options.torchrun)
     for line in options.says:
         tell_wrapped(line)
-    with awaiting("this host's GPU driver"):
+    with awaiting("the files of the script and its recipes"):
         mode = choose_to_diagnose(options)
     require_job_options(options.torchrun)
     options = replace(options, trials=None, recipe=None)  # those of variables are for tuning and launching
@@ -95,7 +95,7 @@ def examine(options: Options, as_json: bool, began: float | None = None) -> None
         if tuned.why not in (NO_DDP, TOO_SHORT):
             raise NotTuned(f"the diagnosis ended early: {tuned.why}{see}")
     elif tuned.diagnosis is None:
-        why = tuned.why or "the leading node gave up"
+        why = tuned.why or "the leading host gave up"
         if as_json:  # a program that reads the answer finds the reason in it
             show_json(NOTHING | {"not_measured": [f"everything: {why}"]})
         if why not in (NO_DDP, TOO_SHORT):

@@ -126,7 +126,7 @@ def prepare(options: Options, began: float) -> Job | None:
     require_script(options.torchrun)
     for line in options.says:
         tell_wrapped(line)
-    with awaiting("this host's GPU driver"):
+    with awaiting("the files of the script and its recipes"):
         mode = choose(options)  # where this is an error, nothing has been said of the mode
     require_job_options(options.torchrun)
     if not mode.as_torchrun:

@@ -168,7 +168,7 @@ def _show(answer: Mapping[str, Any]) -> None:
     typical, large = answer["typical_error"], answer["large_error"]
     if typical is not None and large is not None:
         half, most = percent(typical, ".1f"), percent(large, ".1f")
-        lines.append(f"in the study half of its predictions were within {half}, nine of ten within {most}")
+        lines.append(f"in tuning half of its predictions were within {half}, nine of ten within {most}")
     show("\n".join(lines))
 
 
@@ -299,7 +299,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="autoddp predict",
         allow_abbrev=False,
-        description="The step that a tuned job would have elsewhere, from what its study has measured.",
+        description="The step that a tuned job would have elsewhere, from what tuning has measured.",
     )
     parser.add_argument("file", metavar="FILE", help="a run's folder, its summary.json, or its recipe")
     number = _of(_whole, "a whole number from 1 to 1000000")

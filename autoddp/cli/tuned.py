@@ -13,7 +13,7 @@ from typing import Any
 from autoddp.attempts.job_machine import NO_DDP
 from autoddp.attempts.tune import Tuned
 from autoddp.commandline.mode import Mode
-from autoddp.commandline.options import Options
+from autoddp.commandline.options import Options, given_words
 from autoddp.commandline.rank_count import set_one
 from autoddp.commandline.saved_recipes import arguments_digest, is_looked_for, place_for, remove_notes, script_names
 from autoddp.commandline.secret_words import without_secrets
@@ -134,7 +134,7 @@ class Results:
         elif tuned.built_ddp:
             self._write_summary(summary_without_study(tuned.why, tuned.wall_seconds) | {"recipe_text": tuned.recipe})
         if place is None:
-            not_tuned, why = "warning: not tuned, ", tuned.why or self._not_sound or "the leading node gave up"
+            not_tuned, why = "warning: not tuned, ", tuned.why or self._not_sound or "the leading host gave up"
             if tuned.outcome is not None and tuned.outcome.decision.is_open:
                 not_tuned, why = "", tuned.outcome.decision.why
             if options.tune_only:
@@ -244,14 +244,16 @@ class Results:
     def _same_job(self) -> list[str]:
         """The words that start the same script on one host; empty where that takes more than one command."""
         options, torchrun = self._options, self._options.torchrun
-        words = ["--nproc-per-node", str(torchrun.nproc_per_node), *self._kind, options.script]
+        theirs = without_secrets(given_words(torchrun, ("nproc_per_node", "module", "no_python", "run_path")))
+        words = ["--nproc-per-node", str(torchrun.nproc_per_node), *theirs, *self._kind, options.script]
         return [*words, *without_secrets(torchrun.training_script_args)] if node_range(torchrun)[1] == 1 else []
 
     @property
     def _kind(self) -> list[str]:
-        """The option without which torchrun would take the script for a file of Python."""
+        """The options that say how torchrun starts the script, where that is not by `python FILE`."""
         torchrun = self._options.torchrun
-        return ["-m"] if torchrun.module else ["--no-python"] if torchrun.no_python else []
+        given = {"-m": torchrun.module, "--run-path": torchrun.run_path, "--no-python": torchrun.no_python}
+        return [option for option, is_given in given.items() if is_given]
 
     def _named(self, recipe: str) -> list[str]:
         """The option that names the recipe, where the script's next start would not find it by itself."""

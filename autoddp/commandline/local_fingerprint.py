@@ -7,9 +7,11 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
+from autoddp.processes.silence import awaiting
 from autoddp.recipe import Fits
 from autoddp.topology.nccl.interface_names import GLOO, NCCL, absent
 
+_DRIVER = "this host's GPU driver"  # which may hang for ever where a GPU has fallen off the bus
 _RDMA_DEVICES = Path("/sys/class/infiniband")
 
 
@@ -20,7 +22,8 @@ def known_here(fits: Fits) -> dict[str, object]:
         return {}
     from autoddp.topology import fingerprint  # only where a recipe depends on the machine
 
-    found = fingerprint()
+    with awaiting(_DRIVER):
+        found = fingerprint()
     # A workstation may have GPUs of several models: one of the recipe's is enough. A rank that has a part of a GPU
     # calls it by the names of both (MIG), and the driver tells only that of the GPU.
     shared = tuple(name for name in fits.devices if name.partition(" MIG ")[0] in found.devices)
@@ -38,6 +41,7 @@ def known_here(fits: Fits) -> dict[str, object]:
     return known
 
 
+@awaiting(_DRIVER)
 def nccl_here() -> tuple[int, ...]:
     """The version of the NCCL that torch brings; empty where no GPU is visible."""
     import torch
@@ -45,6 +49,7 @@ def nccl_here() -> tuple[int, ...]:
     return tuple(torch.cuda.nccl.version()) if torch.cuda.is_available() else ()
 
 
+@awaiting(_DRIVER)
 def visible_gpus() -> int:
     """GPUs, or accelerators of another kind, that are visible to a process of this host. CUDA is not initialised."""
     import torch

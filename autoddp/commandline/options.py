@@ -451,6 +451,23 @@ def given_to_torchrun(words: Sequence[str]) -> dict[str, str]:
     return set_here | {field: _spelled(field) for field in of_words if field in variables}
 
 
+def given_words(torchrun: argparse.Namespace, but: Collection[str]) -> list[str]:
+    """The options of torchrun that are not as they are where nobody gives them, as words; without the fields `but`.
+
+    What a variable PET_* gives stays in the environment, and is no word.
+    """
+    words = []
+    for action in torchrun_parser()._actions:
+        value = getattr(torchrun, action.dest, action.default)
+        if not action.option_strings or action.dest in but or str(value) == str(action.default):
+            continue
+        option = next(one for one in action.option_strings if one.startswith("--"))
+        if isinstance(value, list):  # a comma in it is written twice
+            value = ",".join(one.replace(",", ",,") for one in value)
+        words.append(option if action.nargs == 0 else f"{option}={value}")
+    return words
+
+
 def parse_with_switch(argv: Sequence[str], switch: str) -> tuple[Options, bool]:
     """What `parse` returns, and whether `switch`, which no training job has, stands before the script."""
     others = [(place, word) for place, word in enumerate(argv) if word != switch]

@@ -14,11 +14,14 @@ import shutil
 import sysconfig
 import tokenize
 import warnings
+from collections import deque
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 from autoddp.errors import UsageError, did_you_mean
 
+_MOST = 8 * 2**20  # characters of source that are read: some seconds
 COMMANDS = ("bench", "completion", "diagnose", "job", "predict", "probe", "recipe", "report", "wrap")
 """Commands of autoddp: what may stand in a script's place."""
 
@@ -94,11 +97,12 @@ class ScriptSource:
     """The Python source of a script and of the user's own modules that it imports, also those that they import.
 
     Modules of Python itself and of installed packages do not count, except those of the package that the script is in.
+    Nor does torch, which its developers have in their own folder. Of a library as large, the rest is left unread.
     """
 
     def __init__(self, torchrun: argparse.Namespace) -> None:
         self.readable = False
-        """Whether the script is Python source; a program, a pipe or an unknown module is not."""
+        """Whether the script is Python source, and all was read; a program, a pipe or an unknown module is not."""
         self.files: list[Path] = []
         """The files that were read, the script's first."""
         self._names: set[str] = set()
@@ -141,14 +145,18 @@ class ScriptSource:
         roots = _roots(Path.cwd() if torchrun.module else _folder_of(script, torchrun))
         own_package = torchrun.training_script.partition(".")[0] if torchrun.module else ""
         packages = _files_of_module(torchrun.training_script, roots) if torchrun.module else ()
-        pending, seen = [*packages, script], set()
+        pending, seen, length = deque([script, *packages]), set(), 0
         while pending:
-            path = pending.pop()
+            path = pending.popleft()  # the script's nearest first
             if path in seen:
                 continue
+            if length > _MOST:
+                self.readable = False
+                return
             seen.add(path)
             with contextlib.suppress(OSError, SyntaxError, UnicodeDecodeError), tokenize.open(path) as file:
                 text = file.read()
+                length += len(text)
                 self.files.append(path)
                 self.readable = self.readable or path == script
                 try:
@@ -172,7 +180,8 @@ def _folder_of(script: Path, torchrun: argparse.Namespace) -> Path:
 def _roots(first: Path) -> list[str]:
     """Folders in which the script's Python looks for the user's modules: its own, then those of PYTHONPATH.
 
-    A folder above the script's own is the user's project, also where packages were installed into it.
+    A folder above the script's own is the user's project, also where packages were installed into it; these do not
+    count, see `_packages_in`.
     """
     named = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     own = Path(os.path.realpath(first))
@@ -193,6 +202,8 @@ def _imported(nodes: list[ast.AST], importer: Path, roots: list[str], own_packag
             continue
         places = [str(above[level])] if level else roots
         for name in _modules(node):
+            if name.partition(".")[0] == "torch" and not level:
+                continue
             own = level > 0 or name.partition(".")[0] == own_package
             yield from _files_of_module(name, places, also_installed=own)
 
@@ -211,7 +222,11 @@ def _files_of_module(name: str, roots: list[str], also_installed: bool = True) -
     first, *more = name.split(".")
     if not first:  # `-m .train`, which Python refuses
         return
-    places = [Path(root) for root in roots if _is_module(Path(root, first))]
+    places = [
+        Path(root)
+        for root in roots
+        if _is_module(Path(root, first)) and (also_installed or first not in _packages_in(root))
+    ]
     if not places:
         places = [place for place in _where_installed(first) if also_installed or not _is_installed(place)]
     for place in places[:1]:
@@ -241,6 +256,13 @@ def _where_installed(name: str) -> list[Path]:
         return []
     folders = [Path(folder).parent for folder in spec.submodule_search_locations or ()]
     return folders or ([Path(spec.origin).parent] if spec.has_location and spec.origin else [])
+
+
+@functools.cache
+def _packages_in(folder: str) -> frozenset[str]:
+    """The names of the modules that were installed into a folder, as their distributions list them there."""
+    files = (file for one in metadata.distributions(path=[folder]) for file in one.files or ())
+    return frozenset(file.parts[0].removesuffix(".py") for file in files)
 
 
 @functools.cache

@@ -130,7 +130,7 @@ class Presence:
         self._where = f"at {endpoint}, " if endpoint is not None else ""
         self._line = _Line(endpoint)
         self._number = 0
-        self._over = self._left = self._broken = ""
+        self._over = self._left = self._broken = self._gave_up = ""
         self._is_stopped = False
         self.waited = 0.0
         """Seconds for which all ranks of this host have only waited, see `_Beat`; whoever knows it writes it."""
@@ -162,11 +162,14 @@ class Presence:
     @property
     def why_over(self) -> str:
         """Why tuning has to end on all hosts; "" as long as all are here."""
+        gone = self.store_is_gone
         with self._lock:
             for rank, why in self._gone().items():
                 self._over = self._over or f"{self.name_of(rank)} {why}"
-            over = self._over
-        return over or self.store_is_gone
+            if gone and self._over in ("", self._gave_up):  # told with the seconds until now
+                # The store may answer again, as where its launcher was stopped for a while: then the others hear of it.
+                self._over = self._gave_up = gone
+            return self._over
 
     @property
     def store_is_gone(self) -> str:

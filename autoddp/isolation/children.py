@@ -61,11 +61,9 @@ def watch_children(plan: str) -> None:
     global _plan
     _plan = plan
     makers: dict[str, Callable[[Any], Any]] = {
-        "execv": _execv,
         "execve": _execve,
         "posix_spawn": _posix_spawn,
         "posix_spawnp": _posix_spawn,
-        "system": _system,
         "putenv": _putenv,
         "unsetenv": _unsetenv,
     }
@@ -89,26 +87,12 @@ def _repaired(env: Any) -> Any:
         return env
 
 
-def _repair_own() -> None:
-    """Repair this process's environment, before a program gets it in a way that cannot be given another one."""
-    if not is_watched(os.environ):
-        os.environ.update(watched(None))
-
-
 def _fork_exec(original: Any) -> Any:
     def fork_exec(words: Any, files: Any, close_fds: Any, keep: Any, cwd: Any, env: Any, *more: Any) -> Any:
-        new = _repaired(env)
+        new = env if env is None else _repaired(env)
         return original(words, files, close_fds, keep, cwd, env if new is env else as_list(new), *more)
 
     return fork_exec
-
-
-def _execv(original: Any) -> Any:
-    def execv(path: Any, argv: Any) -> Any:
-        _repair_own()
-        return original(path, argv)
-
-    return execv
 
 
 def _execve(original: Any) -> Any:
@@ -120,14 +104,16 @@ def _execve(original: Any) -> Any:
 
 def _posix_spawn(original: Any) -> Any:
     def posix_spawn(path: Any, argv: Any, env: Any, /, **options: Any) -> Any:
-        _repair_own()  # newer Pythons take None for it
         return original(path, argv, _repaired(env) if isinstance(env, Mapping) else env, **options)
 
     return posix_spawn
 
 
 def _putenv(original: Any) -> Any:
-    """What a script sets past `os.environ` all programs get that are given no environment of their own."""
+    """What a script sets all programs get that are given no environment of their own, also past `os.environ`.
+
+    `os.environ` calls this function too. So those programs need no more: their environment starts the checks.
+    """
 
     def putenv(name: Any, value: Any, /) -> Any:
         is_path = os.fsdecode(name) == _PATH
@@ -142,11 +128,3 @@ def _unsetenv(original: Any) -> Any:
         return os.putenv(name, stay[os.fsdecode(name)]) if os.fsdecode(name) in stay else original(name)
 
     return unsetenv
-
-
-def _system(original: Any) -> Any:
-    def system(command: Any) -> Any:
-        _repair_own()
-        return original(command)
-
-    return system

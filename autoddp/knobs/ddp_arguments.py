@@ -131,7 +131,7 @@ BUCKET_CAP_MB_LIST = Knob[tuple[float, ...]](
 
 GRADIENT_AS_BUCKET_VIEW = Knob[bool](
     name="gradient_as_bucket_view",
-    says="gradients live inside the buckets: no copy, less memory (grad.detach_() becomes an error)",
+    says="gradients live inside the buckets: no copy, less memory",
     does=lambda on: f"gradients {'' if on else 'not '}kept in their buckets",
     check=boolean,
     reach=Reach.DDP,

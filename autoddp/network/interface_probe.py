@@ -20,8 +20,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_PATIENCE = 3.0  # seconds for a connection; a lost SYN is sent again after one
-_AT_ONCE = 500  # connections tried at the same time; a process may often have 1024 files open
+_PATIENCE = 3.0  # seconds for a connection
+_AGAIN = 1.5  # seconds after which another connection is begun beside one that has not answered: packets get lost
+_AT_ONCE = 250  # addresses tried at the same time, by two connections at most; a process may often have 1024 files open
 _BUFFER = 512 * 1024  # bytes that the kernel may hold: on a slow link it sends them after the time is over
 _SERVING = 10 * _PATIENCE  # seconds for the next data of a peer that has answered: it may serve many at once
 _READ_AT_ONCE, _SENT_AT_ONCE = 2**20, 2**18  # bytes: large, so that the link and not Python limits the rate
@@ -31,6 +32,7 @@ _STRANGERS = 4096  # connections that have not shown the secret yet, at once: al
 _PORTS_TRIED = 20  # before it listens on all interfaces: another program may have a port on one of the addresses
 _STRANGER = "another machine answers there"
 _ACCOUNT_BYTES = 8  # for the number of bytes that have arrived, which the listener sends at the end
+_BREATH = 0.05  # seconds before the next try where no file could be opened
 
 
 class Listener:
@@ -63,8 +65,11 @@ class Listener:
                 connection, _ = server.accept()
             except ConnectionAbortedError:
                 continue
-            except OSError:
-                return
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE):
+                    return
+                time.sleep(_BREATH)  # all descriptors are in use: who connects is waiting meanwhile
+                continue
             if self._strangers.acquire(blocking=False):
                 threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
             else:
@@ -146,7 +151,8 @@ def tried(doors: Sequence[Door]) -> list[str]:
     """Connect to all at once, within some seconds: for each door "" or why its listener does not answer there."""
 
     async def all_of_them() -> list[str]:
-        free = asyncio.Semaphore(_AT_ONCE)
+        files = os.sysconf("SC_OPEN_MAX")  # as many may be open: `ulimit -n`; below 0 without a limit
+        free = asyncio.Semaphore(min(_AT_ONCE, files // 4) if files > 1 else _AT_ONCE)
         return await asyncio.gather(*(_tried(door, free) for door in doors))
 
     return asyncio.run(all_of_them())
@@ -155,11 +161,28 @@ def tried(doors: Sequence[Door]) -> list[str]:
 async def _tried(door: Door, free: asyncio.Semaphore) -> str:
     async with free:
         try:
-            return await asyncio.wait_for(_answer(door), _PATIENCE)
+            return await asyncio.wait_for(_first_answer(door), _PATIENCE)
         except (asyncio.TimeoutError, TimeoutError):
             return f"no answer within {_PATIENCE:.0f} s"
         except (OSError, EOFError) as error:
             return why_not_connected(error)
+
+
+async def _first_answer(door: Door) -> str:
+    """What comes of a connection, or of a second one, whichever is first.
+
+    A connection whose SYN is lost sends it again after a second, and then, before Linux 6.5, only after three.
+    """
+    connections = [asyncio.ensure_future(_answer(door))]
+    try:
+        if not (await asyncio.wait(connections, timeout=_AGAIN))[0]:
+            connections.append(asyncio.ensure_future(_answer(door)))
+        ended, _ = await asyncio.wait(connections, return_when=asyncio.FIRST_COMPLETED)
+        return ended.pop().result()
+    finally:
+        for one in connections:
+            one.cancel()
+        await asyncio.gather(*connections, return_exceptions=True)
 
 
 async def _answer(door: Door) -> str:

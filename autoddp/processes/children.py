@@ -100,18 +100,31 @@ def kill_child(child: int, patience: float = _ENDING) -> int | None:
     return None
 
 
+def has_loaded(library: str, above: int) -> bool:
+    """Whether a process has loaded a library of that name that a child of process `above` has started, or one below.
+
+    False where the kernel does not tell, as outside Linux.
+    """
+    with contextlib.suppress(psutil.Error):  # one of them ends at this moment
+        for process in (one for child in psutil.Process(above).children() for one in child.children(recursive=True)):
+            with contextlib.suppress(OSError), open(f"/proc/{process.pid}/maps", "rb") as maps:
+                if library.encode() in maps.read():
+                    return True
+    return False
+
+
 def kill_if_below(pid: int) -> None:
     """Kill the process of this number if it is one below this process."""
-    with contextlib.suppress(psutil.Error):  # it is gone, or another user's
-        process = psutil.Process(pid)
-        if os.getpid() in [above.pid for above in process.parents()]:
-            process.kill()
+    for process in _below():
+        with contextlib.suppress(psutil.Error):  # it is gone, or another user's
+            if process.pid == pid:
+                process.kill()
 
 
 def kill_descendants() -> None:
     """Kill every process below this one; returns once they are gone, or after ten seconds."""
     for _ in polls(_ENDING, _KILLS):
-        below = [process for process in psutil.Process().children(recursive=True) if process.pid not in _stuck]
+        below = [process for process in _below() if process.pid not in _stuck]
         for process in below:
             with contextlib.suppress(psutil.Error):
                 process.kill()
@@ -123,7 +136,26 @@ def kill_descendants() -> None:
 def _running() -> Iterator[psutil.Process]:
     """Every process below this one that has not ended."""
     collect()
-    for process in psutil.Process().children(recursive=True):
+    for process in _below():
         with contextlib.suppress(psutil.Error):  # it ends at this moment
             if process.status() != psutil.STATUS_ZOMBIE:
                 yield process
+
+
+def _below() -> list[psutil.Process]:
+    """Every process below this one, also those that have ended and are not collected.
+
+    psutil's own way fails where /proc keeps other users' processes to itself (`hidepid=1`), or all that is not about a
+    process (`subset=pid`).
+    """
+    with contextlib.suppress(psutil.Error, OSError):
+        return list(psutil.Process().children(recursive=True))
+    found: dict[int, list[psutil.Process]] = {}
+    for pid in psutil.pids():
+        with contextlib.suppress(psutil.Error, OSError):
+            process = psutil.Process(pid)
+            found.setdefault(process.ppid(), []).append(process)
+    below = found.pop(os.getpid(), [])
+    for process in below:  # which grows meanwhile
+        below += found.pop(process.pid, [])
+    return below

@@ -49,19 +49,25 @@ class _Speaker:
         self._waits: list[_Wait] = []
         self._lock = threading.Lock()
         self._over = threading.Event()
+        self._thread = threading.current_thread()
 
     def begins(self, wait: _Wait) -> None:
         with self._lock:
             self._waits.append(wait)
             if len(self._waits) == 1:
                 self._over = threading.Event()
-                threading.Thread(target=self._speak, args=(self._over,), name="autoddp-words", daemon=True).start()
+                name, arguments = "autoddp-words", (self._over,)
+                self._thread = threading.Thread(target=self._speak, args=arguments, name=name, daemon=True)
+                self._thread.start()
 
     def ends(self, wait: _Wait) -> None:
         with self._lock:
             self._waits.remove(wait)
-            if not self._waits:
-                self._over.set()
+            if self._waits:
+                return
+            self._over.set()
+            speaker = self._thread
+        speaker.join(_LOOKS)  # a child that is forked now would find the locks of a line that is half written
 
     def _speak(self, over: threading.Event) -> None:
         while not over.wait(_LOOKS):

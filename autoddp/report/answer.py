@@ -79,6 +79,7 @@ def _result(outcome: Outcome, configuration: Configuration) -> Iterator[Row]:
         return
     gain = standing.speedup
     low, high = ratio(gain.low), ratio(gain.high)
+    before = outcome.figure(outcome.before(standing))
     moved = f"{before} → {outcome.figure(standing.seconds)} {unit} (99 % interval: ×{low} to ×{high})"
     better = "faster" if outcome.objective is None else outcome.objective.better
     yield Row(f"×{ratio(gain.ratio)} {better}", moved, good=True)

@@ -17,7 +17,7 @@ def what_was_won(outcome: Outcome) -> list[str]:
     standing = next((one for one in outcome.ladder if one.configuration == launched), None)
     if not launched or standing is None:
         return []
-    before, after = outcome.figure(outcome.baseline_seconds), outcome.figure(standing.seconds)
+    before, after = outcome.figure(outcome.before(standing)), outcome.figure(standing.seconds)
     gain = f"won: {after} {outcome.unit} in place of {before} (×{ratio(standing.speedup.ratio)}), because of"
     settings = launched.plain().items()
     return [gain, *(f"  {name}={json.dumps(value)}: {BY_NAME[name].says}" for name, value in settings)]

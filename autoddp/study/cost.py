@@ -56,6 +56,11 @@ class Cost:
         return min(self._certain, self._assumed - self._spent)
 
     @property
+    def left_at_most(self) -> float:
+        """Seconds that tuning may still take, however long the script turns out to be."""
+        return self._certain
+
+    @property
     def spent(self) -> float:
         """Seconds that tuning has taken, by the same clock."""
         return self._spent

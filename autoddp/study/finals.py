@@ -31,7 +31,8 @@ MOST_ROUNDS = LOOKS[-1]
 _MOST_DEAR_ROUNDS = 6  # the same where each turn may cost a compilation
 _SHARE_OF_A_START = 2 / 3  # that a round may take, because rounds do not begin with a start
 _OF_QUARTILES = 0.93  # standard error of the median of normal values, as a share of quartile distance / √count
-_LONG = 8  # steps of a block: halves of shorter ones have equal medians by luck, too
+_LONG = 8  # steps of a block: parts of shorter ones have equal medians by luck, too
+_WHOLE_TURNS = (3, 4, 6)  # steps of a part, which are whole turns of 2, 3, 4 or 6 steps
 _STARTS_OF_A_ROUND = 3  # a script that ends within each of them ends too often
 
 
@@ -313,19 +314,29 @@ def _error_of_median(blocks: Sequence[Block], moments: Sequence[float], pace: fl
     """The standard error of a block's median, or less.
 
     It is half of what the quartiles of all steps let expect, so it hardly counts where steps differ a little. Steps in
-    which the script saves are fewer than a quarter, and move no quartile. Where lengths come in a regular turn, the
-    halves of a long block have equal medians, and their difference says less.
+    which the script saves are fewer than a quarter, and move no quartile. Where lengths come in a regular turn, parts
+    of a long block that hold whole turns have the median of all of it, and what they differ by says less.
     """
     of_blocks = zip(blocks, moments, strict=True)
     steps = [math.log(max(second, pace)) - moment for block, moment in of_blocks for second in block.seconds]
     low, _, high = statistics.quantiles(steps, n=4)
     by_quartiles = _OF_QUARTILES * (high - low) / math.sqrt(len(steps) / len(blocks)) / 2
-    if len(steps) < _LONG * len(blocks):
-        return by_quartiles
-    halves = [(block.seconds[: len(block.seconds) // 2], block.seconds[len(block.seconds) // 2 :]) for block in blocks]
-    apart = [math.log(max(median(first), pace) / max(median(second), pace)) for first, second in halves]
-    # The median of half a block scatters √2 times as much as that of all, and a difference of two such twice as much.
-    return min(by_quartiles, math.sqrt(statistics.fmean(log**2 for log in apart)) / 2)
+    shortest = min(len(block.seconds) for block in blocks)
+    lengths = [length for length in _WHOLE_TURNS if max(_LONG, 2 * length) <= shortest]
+    return min([by_quartiles, *(_error_by_parts(blocks, length, pace) for length in lengths)])
+
+
+def _error_by_parts(blocks: Sequence[Block], length: int, pace: float) -> float:
+    """The same by how far the first two parts of each block, of so many steps, are from the whole.
+
+    The shorter a part is, the more its median scatters around that of the block, which holds it.
+    """
+    apart = [
+        math.log(max(median(part), pace) / max(block.median, pace)) ** 2 / (len(block.seconds) / length - 1)
+        for block in blocks
+        for part in (block.seconds[:length], block.seconds[length : 2 * length])
+    ]
+    return math.sqrt(statistics.fmean(apart))
 
 
 def _likely_most(one: Standing, paired: Paired) -> float:

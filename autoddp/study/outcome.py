@@ -177,6 +177,11 @@ class Outcome:
         rounds = [block.median for block in self.baseline_rounds]
         return median(rounds) if rounds else self.baseline.seconds
 
+    def before(self, standing: Standing) -> float:
+        """Seconds of a step as written in the rounds of a finalist, with which its speed-up compares it."""
+        rounds = [max(block.median, standing.pace) for block in self.baseline_rounds[: len(standing.rounds)]]
+        return median(rounds) if rounds else self.baseline_seconds
+
     def figure(self, seconds: float) -> str:
         """What was measured as a person reads it, without its `unit`."""
         return milliseconds(seconds) if self.objective is None else self.objective.figure(seconds)

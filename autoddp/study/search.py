@@ -34,12 +34,12 @@ from autoddp.study.measure import (
 )
 from autoddp.study.observer import Observer
 from autoddp.study.outcome import WORTHWHILE, Decision, Outcome, Screened, Standing, TrialRecord
-from autoddp.study.reserve import Reserve
+from autoddp.study.reserve import FEWEST_ROUNDS, Reserve
 from autoddp.study.semifinals import Semifinal, contenders, run_semifinal, steps_of_semifinal
 from autoddp.study.trials import Trials
 from autoddp.timing import STAGES, Block, Headroom, RankSteps, difference, headroom
 from autoddp.timing.timeline import Timeline
-from autoddp.units import percent, ratio
+from autoddp.units import duration, percent, ratio
 from autoddp.wire import AS_IT_IS, JobFacts
 
 _SHARE_FOR_DIAGNOSIS = 0.25  # of the time that the trials may take
@@ -48,6 +48,7 @@ _FEWEST_FOR_DIAGNOSIS = 8  # steps: with fewer nothing can be said
 _MUCH = 1.5  # times as fast: beside that a rung that gains nothing is not looked at again
 _ROUNDS_OF_FINALS = 6  # that are usual
 _TIMES_OF_FINALS = 3  # that they are made, where contenders fail in them
+_LONG = 5.0  # seconds of a step, from which to find the headroom may take a minute
 _AT_LEAST_FOR_SETTINGS = 2 * RESERVED  # trials that a study must have: at least half stay for knobs without a start
 _BURSTS = 10  # of half a queue: it is empty by then if steps use it up a third faster than it fills
 _LATE = 3  # bursts in a row whose batches came late: the loaders are the limit
@@ -256,11 +257,14 @@ class Study:
         Returns the baseline, the headroom, and the steps without reduction, each with the time of its slowest rank.
         Where these are much shorter, more of them are measured: they tell what computing takes, and the first ones take
         longer. More rounds are measured while it is uncertain whether trials are worth running.
+
+        TuningOver, after the first three steps, where these are so long that no trial has time.
         """
         cost = self._cost
         cost.phase = "baseline"
         pilot = cost.block(AS_WRITTEN, warmup=1, steps=2)
         budget = StepBudget(pilot.median)
+        self._require_time_for_a_trial(StepBudget(min(pilot.seconds)))  # in the other one the script may have saved
         on = [pilot] if budget.slow else list[Block]()  # of long steps each one counts
         off: list[Block] = []
         has_time = cost.left > self._asked.trials * budget.trial()
@@ -281,6 +285,14 @@ class Study:
                 raise FailsWithoutReduction(str(failed), "after") from None
         baseline = TrialRecord(0, AS_WRITTEN, "measured", tuple(on))
         return baseline, self._won(on, off), [Block(block.slowest) for block in off]
+
+    def _require_time_for_a_trial(self, budget: StepBudget) -> None:
+        """TuningOver where steps are so long that there is surely no time for a trial, and for its final rounds."""
+        before = (1 + budget.block(budget.step)) * budget.step
+        least = before + budget.trial() + 2 * FEWEST_ROUNDS * budget.round_of(AS_WRITTEN, budget.step)
+        if budget.step >= _LONG and self._cost.left_at_most < least:
+            why = f"a step takes {duration(budget.step)}, so there is no time for a trial"
+            raise TuningOver(f"{why}: {self._would_decide(budget, before)}")
 
     def _won(self, on: Sequence[Block], off: Sequence[Block]) -> Headroom:
         """Nothing where no step of the script reduces: what two such blocks differ by is noise."""
@@ -423,13 +435,17 @@ class Study:
     def _what_would_decide(self, ended: str) -> str:
         """A clause that tells what tuning lacked, where that was time or steps; else why it ended."""
         twice = [(AS_WRITTEN, self._budget.step)] * 2
-        finals = (len(twice) + 1) * MOST_ROUNDS * self._budget.round_of(*twice[0])
         if "--budget" not in ended and not self._trials.no_time and self._reserve.can_pay(twice):
             return f" ({ended})" if ended else ""
-        needed = self._from_the_command + 3 * self._budget.trial() + finals + 3 * self._cost.start.seconds
         length = self._cost.start.length
         job = f"your job has {length} steps, and " if length else ""
-        return f"; {job}--budget {math.ceil(needed / 60)}m would decide it"
+        return f"; {job}{self._would_decide(self._budget)}"
+
+    def _would_decide(self, budget: StepBudget, more: float = 0.0) -> str:
+        """The option that gives the time for a decision. `more`: seconds that are needed before the first trial."""
+        finals = 3 * MOST_ROUNDS * budget.round_of(AS_WRITTEN, budget.step)
+        needed = self._from_the_command + more + 3 * budget.trial() + finals + 3 * self._cost.start.seconds
+        return f"--budget {math.ceil(needed / 60)}m would decide it"
 
 
 def _little(won: Headroom) -> str:

@@ -75,12 +75,15 @@ def follow_clock_as_told() -> None:
 @contextlib.contextmanager
 def quiet_elastic(log: Path | None) -> Iterator[None]:
     """Send elastic's lines to `log`, or nowhere: the user sees them when the real job is started."""
-    loggers = [logging.getLogger(name) for name in ("torch.distributed.elastic", "torch.distributed.run")]
-    loggers += [logging.getLogger(n) for n in list(logging.root.manager.loggerDict) if n.startswith(loggers[0].name)]
+    names = ("torch.distributed.elastic", "torch.distributed.launcher", "torch.distributed.run")
+    loggers = [logging.getLogger(name) for name in names]
+    loggers += [logging.getLogger(name) for name in list(logging.root.manager.loggerDict) if name.startswith(names)]
     before = [(logger, list(logger.handlers), logger.propagate) for logger in loggers]
     if log:
         append(log, "")
-    handler = logging.FileHandler(log) if log else logging.NullHandler()
+    handler: logging.Handler = logging.NullHandler()
+    if log:  # a path in a line need not be UTF-8, nor what the locale has: logging would print a traceback
+        handler = logging.FileHandler(log, encoding="utf-8", errors="backslashreplace")
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(message)s"))
     for logger in loggers:
         logger.handlers, logger.propagate = [handler], False

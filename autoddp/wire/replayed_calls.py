@@ -45,7 +45,10 @@ class Act(Struct, frozen=True, forbid_unknown_fields=True):
     tensors: int = 1
     """From how many tensors the data are gathered into one before the call, and put back after it."""
     after: int = 0
-    """How many acts before a wait its call was started; 0 where it waits for all calls that are not over."""
+    """How many acts before a wait its call was started; 0 where it waits for all calls that are not over.
+
+    Where a group is destroyed: how many groups have been made in its place since.
+    """
     root: int = -1
     """The rank in the group that sends to the others, or collects; -1 where all do the same."""
     dtype: str = ""

@@ -73,6 +73,23 @@ def zeros(rank: int) -> list[nn.Module]:
     return [model]
 
 
+def zeros_of_old(rank: int, begins: int = 0) -> list[nn.Module]:
+    """Gradients are set to zero as torch itself did before 1.7; now and then, from step `begins` on."""
+    model = DDP(network())
+    optimizer = sgd(model)
+    for step, batch in enumerate(batches(rank, STEPS)):
+        loss(model(batch[0]), batch).backward()
+        optimizer.step()
+        if step < begins or step % 5:
+            optimizer.zero_grad()
+            continue
+        for p in model.parameters():
+            assert p.grad is not None
+            p.grad.detach_()
+            p.grad.zero_()
+    return [model]
+
+
 def clip(rank: int) -> list[nn.Module]:
     model = DDP(network())
     optimizer = sgd(model)
@@ -1069,6 +1086,8 @@ def many_types(rank: int) -> list[nn.Module]:
 TRAININGS: dict[str, Training] = {
     "plain": plain,
     "zeros": zeros,
+    "zeros of old": zeros_of_old,
+    "zeros of old later": lambda rank: zeros_of_old(rank, begins=TURN),
     "clip": clip,
     "scaler": scaler,
     "scaler by hand": lambda rank: scaler(rank, by_hand=True),

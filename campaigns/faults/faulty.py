@@ -1,7 +1,7 @@
 """A training script in which a signal sets off a fault: SIGUSR1 the one that FAULT names, in the step that follows.
 
 "stuck in import" needs no signal: rank 1 comes no further than its imports. "illegal" needs none either: the script
-does what DDP refuses where gradients are views into its buckets. In the real job nothing is set off. The parameters of
+refuses gradients that are views into DDP's buckets. In the real job nothing is set off. The parameters of
 each rank are left in OUT.
 """
 
@@ -67,9 +67,8 @@ def main() -> None:
         factor = fault()
         sgd.zero_grad()
         (loss(model(inputs), targets) * torch.tensor(factor)).backward()
-        if FAULT == "illegal":
-            for parameter in model.parameters():
-                parameter.grad.detach_()
+        if FAULT == "illegal" and model.gradient_as_bucket_view:
+            raise RuntimeError("planted: this model takes no gradients that lie in buckets")
         sgd.step()
         if TUNING:
             time.sleep(0.004)  # long enough for a fault to meet each moment

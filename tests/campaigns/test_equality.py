@@ -221,6 +221,13 @@ def test_views_stay_where_a_pass_gives_no_gradients(bench: Bench, way: str) -> N
     assert (found.verdict, found.distance) == (EQUAL, 0.0)
 
 
+@pytest.mark.parametrize(("training", "way"), [("zeros of old later", RECIPE), whole("zeros of old", TUNED)])
+def test_gradients_in_buckets_may_be_detached(bench: Bench, training: str, way: str) -> None:
+    """torch refuses `p.grad.detach_()` there: a job would end at the first one, which may be at the end of an epoch."""
+    found = bench.judged("cap view batched", Cell(training, way, CONFIGURATIONS["cap view batched"]))
+    assert (found.verdict, found.distance) == (EQUAL, 0.0), found
+
+
 @pytest.mark.parametrize("way", [RECIPE, whole(TUNED)])
 def test_parameters_of_many_types_are_compressed(bench: Bench, way: str) -> None:
     found = bench.judged("powersgd", Cell("many types", way, CONFIGURATIONS["powersgd"]))

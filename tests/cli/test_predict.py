@@ -284,7 +284,7 @@ def test_a_table(summary: Path, capsys: Any) -> None:
     assert lines[2].split() == ["ms", "per", "step", "efficiency", "measured", "configuration"]
     assert lines[-2:] == [
         "extrapolated: 3 ranks in place of 2: a ring, and computing as long as it was",
-        "in the study half of its predictions were within 3.0 %, nine of ten within 9.0 %",
+        "in tuning half of its predictions were within 3.0 %, nine of ten within 9.0 %",
     ]
 
 

@@ -228,6 +228,12 @@ def test_a_recipe_that_comes_at_the_last_moment_stays(folder: RunFolder, monkeyp
         (["train.py"], "train.py", "train.py"),
         (["-m", "pkg.train"], "-m pkg.train", "-m pkg.train"),
         (["--no-python", "./train.sh"], "--no-python ./train.sh", "--no-python ./train.sh"),
+        (["--run-path", "train.py"], "--run-path train.py", "--run-path train.py"),
+        (
+            ["--standalone", "-r", "3", "--max-restarts", "2", "--nnodes=1", "--log-dir", "my logs", "train.py"],
+            "train.py",
+            "--nnodes=1 --standalone --max-restarts=2 '--log-dir=my logs' --redirects=3 train.py",
+        ),
         (["--trials", "20", "--recipe", "bf16.toml", "train.py"], "--recipe bf16.toml train.py", "train.py"),
     ],
 )

@@ -206,7 +206,7 @@ def test_a_time_limit_leaves_nothing_and_the_next_job_goes_on(
     require_nothing_left(cluster, job, scratch, mounts)
     before = len(printed(folder))
     job = submit(cluster, folder, script, "--open-mode=append", TMPDIR=str(scratch))
-    wait_for(lambda: "going on with the study of" in printed(folder)[before:], "the study to go on")
+    wait_for(lambda: "going on with the tuning run" in printed(folder)[before:], "the study to go on")
     cluster.run("scancel", "--name=limited")
     require_nothing_left(cluster, job, scratch, mounts)
 
@@ -236,7 +236,7 @@ def test_a_job_that_is_requeued_goes_on(
         cluster.run("scontrol", "requeue", number)
         wait_for(lambda: not job.processes(), "all processes to end")
         before = len(printed(folder))
-        goes_on = "going on with the study of" if when == "trials" else f"recipe {RECIPE}: launching"
+        goes_on = "going on with the tuning run" if when == "trials" else f"recipe {RECIPE}: launching"
         wait_for(lambda: goes_on in printed(folder)[before:], "the job to start again")
         cluster.run("scancel", number)
         wait_for(lambda: not job.processes(), "all processes to end")

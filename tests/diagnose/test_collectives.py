@@ -22,7 +22,7 @@ from autoddp.diagnose.collectives.table import beside_ddp, calls_of, different_c
 from autoddp.report import communication_text
 from autoddp.tables import text_of
 from autoddp.wire.recorded_calls import CALLS, ThreadsTrial
-from autoddp.wire.replayed_calls import MAKE_GROUP, REST, WAIT, Act, Program, Replayed
+from autoddp.wire.replayed_calls import DESTROY_GROUP, MAKE_GROUP, REST, WAIT, Act, Program, Replayed
 
 PAIR = Group((0, 1), "pair", "gloo")
 
@@ -413,6 +413,14 @@ def test_a_call_to_which_ranks_give_more_or_less_is_done_again_with_one_size() -
     assert {act.bytes for of_rank in script.program.acts for act in of_rank if act.call != REST} == {8000}
 
 
+def test_ranks_may_call_at_the_same_moment() -> None:
+    """To the nanosecond, and leave the call at different ones: it was a traceback."""
+    one, other = loop(40).processes
+    later = [replace(each, wait_ended=each.wait_ended + 1e-6) for each in other.calls]
+    recording = Recording((one, process(1, later)))
+    assert script_of(recording, steps_of(recording)) is not None
+
+
 def test_objects_take_as_long_as_all_of_their_function() -> None:
     """Pickling and the second call are a part of it. The sizes may travel last."""
     parts = [
@@ -438,6 +446,27 @@ def test_objects_take_as_long_as_all_of_their_function() -> None:
     assert job.script is not None
     assert {one.act.bytes for one in job.script.played[0] if one.act.call != REST} == {9000}
     assert found.guess * job.script.covers == pytest.approx(len(job.script.of_key) * 3.3e-3, rel=0.05)
+
+
+def test_a_part_of_a_function_for_objects_is_no_call_of_its_own() -> None:
+    """Its first call may lie in a trial of fewer threads on one rank. Some ranks do something else in between."""
+    world, some = Group((0, 1, 2), "all", "gloo"), Group((0, 2), "some", "gloo")
+    parts = [replace(place(10, "broadcast_object_list", "broadcast", world), part=part) for part in (0, 1)]
+    of_ranks: list[list[Call]] = [[], [], []]
+    for number in range(60):
+        now = 1.0 + number * 5e-3
+        for rank, calls in enumerate(of_ranks):
+            if rank in some.ranks:
+                calls.append(call(place(11, "barrier", "barrier", some), number, now, 1e-3))
+            for part, where in enumerate(parts):
+                calls.append(call(where, 2 * number + part, now + (1 + part) * 1e-3, 1e-3 - rank * 1e-6))
+            calls.append(call(place(10, *["broadcast_object_list"] * 2, None), -1, now + 1e-3, 2e-3))
+    of_ranks[1] = [one for one in of_ranks[1] if (one.number, one.place.part) != (80, 0)]
+    recording = Recording(tuple(replace(process(rank, calls), ranks=3) for rank, calls in enumerate(of_ranks)))
+    script = script_of(recording, steps_of(recording))
+    assert script is not None
+    made = [[one.key for one in script.played[rank] if one.act.call == "broadcast_object_list"] for rank in range(3)]
+    assert made[0] == made[1] == made[2]
 
 
 def test_where_calls_were_lost_all_of_the_time_counts() -> None:
@@ -690,6 +719,15 @@ def test_a_result_that_is_used_later(of_ranks: tuple[Use | None, ...], found: bo
         assert acts[number + 2].computes == pytest.approx(acts[number + 3].computes)
 
 
+def test_a_first_use_outside_of_the_steps_is_none_of_them() -> None:
+    """As at the start, or in another world beside that of the ranks. It was an error, and there was no answer."""
+    at_the_start, elsewhere = (place(5), -1), (place(7, group=Group((0, 1), "beside")), -1)
+    one, other = (replace(one, uses={at_the_start: USE}) for one in loop(60, gap=2e-3).processes)
+    beside = replace(one, pid=2, is_launched=False, uses={elsewhere: USE})
+    said = examined(Recording((one, other, beside)), 2, lambda programs: "not tried here", lambda line: None)
+    assert "blocking_collectives" not in {found.cause for found in said.findings}
+
+
 def test_sends_between_a_call_and_its_first_use_move_the_wait_no_further() -> None:
     """They are counted where first uses are seen, and are not done again."""
     ranks = []
@@ -788,6 +826,25 @@ def test_groups_that_are_made_in_each_step() -> None:
         assert once[-1].call == REST
         assert sum(act.computes for act in once) == pytest.approx(sum(act.computes for act in acts))
     assert len([ranks for ranks in script.program.groups if ranks]) == 2, "the first one was there before"
+
+
+def test_a_group_is_destroyed_when_its_successor_is_there() -> None:
+    """As by `new = new_group(…); destroy_process_group(old)`: the replay destroyed the new one, and failed."""
+    new, old = (place(20 + line, name, name, None) for line, name in enumerate(("new_group", "destroy_process_group")))
+    calls, now = [], 1.0
+    for number in range(60):
+        for what, event in [(new, 2 * number)] + [(old, 2 * number + 1)] * (number > 0):
+            calls.append(replace(call(what, event, now, 1e-3), returned=now + 1e-3, wait_began=now + 1e-3))
+            now += 2e-3
+        calls.append(call(place(22, group=Group((0, 1), f"group {number}", "gloo")), 0, now, 1e-3))
+        now += 5e-3
+    events = {2 * number + later: Group((0, 1), f"group {number - later}") for number in range(60) for later in (0, 1)}
+    recording = Recording(tuple(replace(process(rank, calls), group_events=events) for rank in (0, 1)))
+    script = script_of(recording, steps_of(recording))
+    assert script is not None
+    acts = [(act.call, act.after) for act in script.program.acts[0]]
+    assert (MAKE_GROUP, 0) in acts
+    assert {act for act in acts if act[0] == DESTROY_GROUP} == {(DESTROY_GROUP, 1)}
 
 
 def test_groups_that_are_made_at_the_start_are_no_reason() -> None:

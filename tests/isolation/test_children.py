@@ -138,6 +138,12 @@ subprocess.check_call([sys.executable, "-I", "--version"])
 os.putenv("PYTHONPATH", "..")
 print(subprocess.check_output([sys.executable, "-c", say], text=True).strip())
 os.system("PYTHONPATH=.:$PYTHONPATH python -c 'print(1)'")
+os.environ["LANGUAGE"] = "old"
+os.putenv("LANGUAGE", "new")
+del os.environ["PYTHONPATH"]
+say = "import os; print(os.environ['LANGUAGE'])"
+print(subprocess.check_output([sys.executable, "-c", say], text=True).strip())
+os.system(f'{sys.executable} -c "{say}"')
 assert os.execve in os.supports_fd
 try:
     os.execve(sys.executable, [sys.executable, "-c", "print(2)"], 3)
@@ -149,7 +155,8 @@ except TypeError:
 def test_what_a_child_sees(tmp_path: Path) -> None:
     said, printed = ended(tmp_path, PASSES)
     assert said == "", printed
-    assert [line for line in printed.splitlines() if "Python 3" not in line] == [".", "..", "1", "as without autoddp"]
+    lines = [line for line in printed.splitlines() if "Python 3" not in line]
+    assert lines == [".", "..", "1", "new", "new", "as without autoddp"]
 
 
 def test_another_python_ends_tuning_with_a_word(tmp_path: Path) -> None:

@@ -295,6 +295,21 @@ def test_a_host_whose_link_was_down_launches_with_the_others(two: list[Hosts], m
     assert [line.partition(": waiting")[2] for line in said] == [" for it (up to 60 s)"]
 
 
+@pytest.mark.usefixtures("hasty")
+def test_where_the_first_host_was_stopped_it_hears_that_tuning_is_over(two: list[Hosts]) -> None:
+    """Else it would start the script once more, and wait for the others in vain."""
+    two[1].store = link = Link(two[1].store)
+    together(*((host.worst, Level.OFF, quiet) for host in two))
+    gone(two[0])
+    link.up.clear()
+    assert "the hosts meet, has not answered for " in until(lambda: two[1].why_over)
+    del two[0].__dict__["_presence"]  # it goes on, and so does its store
+    link.up.set()
+    assert until(lambda: two[0].why_over) == two[1].why_over
+    found = together((two[0].one_answer, "x", False, quiet, True), (two[1].one_answer, "", True, quiet, False))
+    assert found == [("x", True)] * 2
+
+
 @pytest.mark.parametrize("leaves", [0, 1])
 def test_a_host_that_leaves_is_missed_at_once(two: list[Hosts], leaves: int) -> None:
     stays = two[1 - leaves]

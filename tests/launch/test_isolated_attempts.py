@@ -160,6 +160,17 @@ def test_a_program_is_judged_before_it_is_started(level: str, why: str, tmp_path
     assert (folder / "starts").read_text() == "launched\n" * 2
 
 
+def test_ranks_that_elastic_spawns_begin_under_guard(tmp_path: Path) -> None:
+    """Elastic makes a file for each of them in the temporary folder, which is not the launcher's there."""
+    script = tmp_path / "train.py"
+    script.write_text("print('trained')\n")
+    words = ["--nproc-per-node", "2", "--isolation", "guard", "--run-path", str(script)]
+    launch = start(AUTODDP, tmp_path / "run", words).wait()
+    assert launch.returncode == 0, launch.stderr[-2000:]
+    assert "not tuned, launching as written: the script built no DistributedDataParallel model" in launch.stderr
+    assert launch.stdout == "trained\n" * 2
+
+
 def test_programs_that_only_start_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under guard each Python checks itself. numactl is the usual reason for --no-python."""
     for name, first in (("entry", f"#!{sys.executable}"), ("shell", "#!/bin/sh")):

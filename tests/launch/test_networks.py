@@ -7,6 +7,7 @@ import functools
 import json
 import socket
 import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -141,12 +142,51 @@ def test_a_listener_gives_up_a_silent_stranger(monkeypatch):
         assert tried([Door("127.0.0.1", listener.port, listener.secret)]) == [""]
 
 
+CROWD = """
+import contextlib, resource, socket, time
+from autoddp.network.interface_probe import Door, Listener, tried
+
+def open_at_most(files):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+with Listener(["127.0.0.1"]) as listener, contextlib.ExitStack() as crowd:
+    open_at_most(24)
+    with contextlib.suppress(OSError):
+        while True:
+            crowd.enter_context(socket.create_connection(("127.0.0.1", listener.port)))
+    time.sleep(0.2)  # the listener, in this process too, can take none of those that wait
+    crowd.close()
+    open_at_most(64)
+    print(set(tried([Door("127.0.0.1", listener.port, listener.secret)] * 100)))
+"""
+
+
+def test_few_open_files_are_no_reason_to_refuse_a_job():
+    """A listener that could take no connection goes on, and many addresses are tried under `ulimit -n 64`."""
+    run = subprocess.run([sys.executable, "-c", CROWD], cwd=ROOT, capture_output=True, text=True)
+    assert run.stdout == "{''}\n", run.stderr
+
+
 def test_a_listener_is_on_the_given_addresses_alone():
     with Listener(["127.0.0.1", "127.0.0.2", "::1"]) as listener:
         assert tried([Door(address, listener.port, listener.secret) for address in ("127.0.0.2", "::1")]) == ["", ""]
         assert tried([Door("127.0.0.3", listener.port, listener.secret)]) == ["connection refused"]
     with Listener(["127.0.0.1", "192.0.2.77"]) as listener:  # the second one is no address of this host
         assert tried([Door("127.0.0.3", listener.port, listener.secret)]) == [""]
+
+
+def test_lost_packets_are_no_reason_to_refuse_a_job():
+    """The first packet of a connection is lost three times: the kernel drops it while nobody takes another one."""
+    with (
+        Listener(["127.0.0.1"]) as listener,
+        ThreadPoolExecutor(1) as pool,
+        socket.create_server(("127.0.0.1", 0), backlog=0) as busy,
+        socket.create_connection(busy.getsockname()),
+    ):
+        pool.submit(lambda: (time.sleep(2.2), listener._accept(busy)))
+        answers = tried([Door(*busy.getsockname(), listener.secret)])
+        busy.shutdown(socket.SHUT_RDWR)
+        assert answers == [""]
 
 
 class Board(dict):

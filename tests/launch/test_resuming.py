@@ -191,7 +191,7 @@ def test_a_killed_launchers_study_goes_on(tmp_path: Path) -> None:
 
     again = start(AUTODDP, folder, words, {"TUNED_TIMES_LONGER": "1000"}).wait()
     assert again.returncode == 0, again.stderr[-2000:]
-    said = f"going on with the study of {cut_off.name}, cut off after {len(known)} measurements; --fresh begins anew"
+    said = f"going on with the tuning run {cut_off.name}, cut off after {len(known)} measurements; --fresh begins anew"
     assert said in again.stderr
     newest = max(folder.glob(".autoddp/2*"))
     assert (newest / "journal.jsonl").read_text().splitlines()[: len(known)] == known
@@ -234,7 +234,7 @@ def test_several_hosts_go_on_together(lab, tmp_path, number):
 
     again = [launch.wait() for launch in launched()]
     assert [launch.returncode for launch in again] == [0, 0], again[0].stderr[-2000:]
-    assert f"going on with the study of {cut_off.name}, cut off after {len(known)} measurements" in again[0].stderr
+    assert f"going on with the tuning run {cut_off.name}, cut off after {len(known)} measurements" in again[0].stderr
     journals = [max(launch.folder.glob(".autoddp/2*")) / "journal.jsonl" for launch in again]
     assert journals[0].read_text().splitlines()[: len(known)] == known
     measured = [[json.loads(line)["done"] for line in journal.read_text().splitlines()] for journal in journals]

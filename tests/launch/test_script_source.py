@@ -127,6 +127,34 @@ def test_a_project_into_which_packages_were_installed(tmp_path, monkeypatch):
     assert source.may_have("--trials")
 
 
+def test_of_a_huge_library_that_is_developed_the_rest_is_not_read(tmp_path, monkeypatch):
+    """Each start read all of it, for minutes on a slow disk. What may have the option then gets it."""
+    monkeypatch.syspath_prepend(tmp_path / "checkout")  # as `pip install -e` does it
+    parts = {f"checkout/huge/part{n}.py": f"TEXT = {'x' * 2**21!r}\nfrom huge import part{n + 1}\n" for n in range(9)}
+    files = {"train.py": "import huge.part0, opts\n", "opts.py": "", "checkout/torch/huge.py": "", **parts}
+    source = source_of(tmp_path, files)
+    assert [path.stem for path in source.files] == ["train", "part0", "opts", "part1", "part2", "part3"]
+    assert not source.readable
+    assert source.may_have("--trials")
+    (tmp_path / "train.py").write_text("import torch.huge\n")
+    (tmp_path / "checkout/torch/huge.py").write_text("add('--trials')\n")
+    assert not source_of(tmp_path, {}).may_have("--trials")
+
+
+@pytest.mark.parametrize("folder", ["", "site-packages"])
+def test_packages_that_were_installed_beside_the_script_do_not_count(folder, tmp_path, monkeypatch):
+    """Such as torch in /app, or where a package brings scripts: each start read it, for more than a minute."""
+    place = tmp_path / folder
+    monkeypatch.setenv("PYTHONPATH", str(place))
+    monkeypatch.syspath_prepend(place)  # as in a launcher
+    listed = {"library-1.0.dist-info/METADATA": "", "library-1.0.dist-info/RECORD": "library/__init__.py,,\n"}
+    source_of(place, {"library/__init__.py": "add('--trials')\n", "options.py": "add('--recipe')\n", **listed})
+    source = source_of(place / "scripts", {"train.py": "import library, options\n"})
+    assert not source.may_have("--trials")
+    assert source.may_have("--recipe")
+    assert not source_of(place, {"train.py": "import library\n"}).may_have("--trials")
+
+
 @pytest.mark.parametrize("script", ["train.py", "./train.py", "sub/../train.py"])
 def test_a_script_of_the_current_folder_that_is_a_part_of_a_package_too(script, tmp_path, monkeypatch):
     """`try: from ..opts import parse` and `except ImportError: from opts import parse`: it was a traceback."""

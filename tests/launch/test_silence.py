@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from autoddp import log
+from autoddp.attempts.tune import prepared
 from autoddp.cli.diagnose import examine
 from autoddp.cli.main import prepare
 from autoddp.commandline.options import Options, parse
@@ -74,7 +76,26 @@ def test_other_lines_are_enough(said: list[str]) -> None:
 def test_the_thread_ends_with_the_last_wait(said: list[str]) -> None:
     with awaiting("the others"), awaiting("more of them"):
         assert "autoddp-words" in {thread.name for thread in threading.enumerate()}
-    until(lambda: "autoddp-words" not in {thread.name for thread in threading.enumerate()})
+    assert "autoddp-words" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_what_is_removed_before_and_after_a_run_is_waited_for_with_a_word(
+    said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launcher that was killed may have left what its script has written, as may be a million files on NFS."""
+
+    def slow(*_: object) -> tuple[str, ...]:
+        count = len(said)
+        until(lambda: len(said) > count)
+        return ()
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("autoddp.runs.folder._tidied", slow)
+    monkeypatch.setattr("autoddp.runs.folder.remove_scratch", slow)
+    with prepared(parse(["--isolation", "off", "train.py"])):
+        assert said[0].startswith("waiting for what earlier runs have left to be removed, ")
+        said.clear()
+    assert said[0].startswith("waiting for what the script has written to be removed, ")
 
 
 BEGINS: dict[str, Callable[[Options], object]] = {
@@ -89,12 +110,29 @@ def test_a_driver_that_does_not_answer_is_waited_for_with_a_word(
 ) -> None:
     """NVML may hang for ever where a GPU has fallen off the bus, and this is before autoddp's first line."""
 
-    def visible_gpus() -> int:
+    def device_count() -> int:
         until(lambda: said)
         return 0
 
     monkeypatch.chdir(tmp_path)
     Path("train.py").touch()
-    monkeypatch.setattr("autoddp.commandline.rank_count.visible_gpus", visible_gpus)
+    monkeypatch.setattr("torch.cuda.device_count", device_count)
     BEGINS[name](parse(["--dry-run", "train.py"]))
     assert said[0].startswith("waiting for this host's GPU driver, ")
+
+
+@pytest.mark.parametrize("name", BEGINS)
+def test_a_slow_disk_is_not_told_as_a_driver(
+    name: str, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_file(path: object, isfile: Callable[[object], bool] = os.path.isfile) -> bool:
+        if str(path) == "train.py":
+            until(lambda: said)
+        return isfile(path)
+
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").touch()
+    options = parse(["--nproc-per-node", "2", "--dry-run", "train.py"])
+    monkeypatch.setattr("os.path.isfile", is_file)
+    BEGINS[name](options)
+    assert said[0].startswith("waiting for the files of the script and its recipes, ")

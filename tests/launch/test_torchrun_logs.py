@@ -1,7 +1,11 @@
 """Redirected, teed and filtered output: the same files with the same content, the same lines on the console."""
 
+import logging
+
 import pytest
 from launchers import REPORTER, SIDES, side_by_side
+
+from autoddp.torchrun.surroundings import quiet_elastic
 
 LOGS = ["--nproc-per-node", "2", "--log-dir", "{out}/logs"]
 # name: words, files below the job's log folder, one line that the console shows and one that it does not
@@ -63,3 +67,12 @@ def test_console(output):
 def test_ends_well(output):
     both, _, _, _ = output
     assert {side: launch.returncode for side, launch in both.items()} == dict.fromkeys(SIDES, 0)
+
+
+def test_elastics_log_takes_paths_of_any_encoding(tmp_path, capsys):
+    """Such as that of Python, in the line that says which rank has failed."""
+    with quiet_elastic(tmp_path / "elastic.log"):
+        for name in ("elastic", "launcher.api"):  # the latter tells under LOGLEVEL=INFO what is started
+            logging.getLogger(f"torch.distributed.{name}").error("of binary: %s", "/home/jos\udce9/bin/python")
+    assert capsys.readouterr().err == ""
+    assert (tmp_path / "elastic.log").read_text().count("of binary: /home/jos\\udce9/bin/python\n") == 2

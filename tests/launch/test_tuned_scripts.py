@@ -224,6 +224,13 @@ if rank == 0:
         layer(torch.ones(4, 16)).sum().backward()
         alone.step()
 dist.barrier()  # until rank 0 has prepared the data, and found its rate
+layer = torch.nn.Linear(16, 16)
+teacher = torch.optim.SGD(layer.parameters(), lr=0.01)
+for _ in range(60):  # on all ranks
+    teacher.zero_grad()
+    layer(torch.ones(4, 16)).sum().backward()
+    dist.all_reduce(layer.weight.grad)
+    teacher.step()
 dist.destroy_process_group()
 dist.init_process_group("gloo")
 torch.manual_seed(7)
@@ -240,7 +247,7 @@ dist.destroy_process_group()
 """
 
 
-def test_a_group_that_is_destroyed_and_steps_of_one_rank_do_not_end_tuning_before_training(tmp_path):
+def test_a_group_that_is_destroyed_and_steps_without_ddp_do_not_end_tuning_before_training(tmp_path):
     """Else the script would count as one without DDP, and be launched with one rank."""
     script = tmp_path / "meets_before.py"
     script.write_text(MEETS_BEFORE)

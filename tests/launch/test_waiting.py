@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
-from launchers import start, with_limits
+from launchers import start, whole, with_limits
 
 from autoddp.attempts.rank_states import Waiting
 from autoddp.codec import encode
@@ -66,6 +67,22 @@ def test_ranks_that_hang_before_their_steps_are_known_have_an_answer(tmp_path: P
     assert launch.processes() == []
 
 
+IN_SECONDS = "import os, time, torch\ntime.sleep(600 if 'AUTODDP_TUNING' in os.environ else 0)\n"
+
+
+@pytest.mark.parametrize("script", [IN_SECONDS, whole("print('trained')\n")])
+def test_ranks_without_autoddp_are_launched_as_written_in_seconds(script: str, tmp_path: Path) -> None:
+    """Nothing told it for half an hour; a script that had ended by then counted as one without DDP."""
+    path = tmp_path / "train.py"
+    path.write_text(script)
+    program = f'BEGIN {{ exit system("exec {sys.executable} -I {path}") }}'  # no shell script, which would be read
+    words = ["--nproc-per-node", "2", "--isolation", "off", "--no-python", "awk", program]
+    launch = start(with_limits({"attempts.rank_states._BARE": 1.0}), tmp_path / "run", words).wait()
+    assert launch.returncode == 0, launch.stderr[-2000:]
+    assert "not tuned, launching as written: autoddp has got into no rank: " in launch.stderr
+    assert launch.processes() == []
+
+
 def beat(folder: Path, rank: int, place: str, still: float = 0.0, waits: float = 0.0) -> None:
     (folder / str(rank)).write_text(encode(Heartbeat(place, still, waits)))
 
@@ -105,6 +122,19 @@ def test_of_a_host_that_is_silent_nobody_says_that_it_works(tmp_path: Path) -> N
     beat(tmp_path, 0, "backward, called in train.py, line 5", 11.0, 8.0)
     line = waiting.for_whom([], {"node 1 (host1)": 11.4})
     assert line == "rank 0 has waited for 11 s for another one: node 1 (host1) has not been heard of for 11 s"
+
+
+def test_ranks_that_move_and_make_no_step_are_waited_for_for_two_hours(tmp_path: Path) -> None:
+    """As where a script looks again and again for a file that never comes while it is tuned."""
+    now = 1000.0
+    waiting = Waiting(tmp_path, lambda: now)
+    for _ in range(71):
+        now += 100
+        beat(tmp_path, 0, f"train.py, line {now % 7:.0f}")
+        assert (waiting.unmoved(), waiting.no_step()) == ("", "")
+    now += 101
+    said = "the script has made no step within 2 h 0 min, and --budget allows more: rank 0 is in train.py, line "
+    assert waiting.no_step().startswith(said)
 
 
 @pytest.mark.parametrize("jump", [0.0, 86400.0, -86400.0])

@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from os import sched_getaffinity  # the system's own: under a binding the script is given another answer
 
 gc.disable()  # nothing of what an import makes is garbage, and to look for it takes a quarter of the import's time
 import torch  # noqa: E402
@@ -62,7 +63,7 @@ def finish(*modules: nn.Module) -> None:
         }
         torch.save(state, os.path.join(os.environ["OUT"], f"rank{os.environ['RANK']}.pt"))
         with open(os.path.join(os.environ["OUT"], f"cpus{os.environ['RANK']}"), "w") as file:
-            file.write(" ".join(map(str, sorted(os.sched_getaffinity(os.getpid())))))
+            file.write(" ".join(map(str, sorted(sched_getaffinity(os.getpid())))))
 
 
 def stop() -> None:

@@ -137,6 +137,17 @@ def test_many_connections_do_not_pile_up(tmp_path: Path, monkeypatch: pytest.Mon
     server.close()
 
 
+def test_where_no_thread_can_be_started_a_connection_ends(served: tuple[str, queue.SimpleQueue[Event]]) -> None:
+    """Its worker would wait for an answer for ever, and so would all that come later."""
+    path, events = served
+    before = threading.stack_size(1 << 46)  # more than there is
+    try:
+        assert is_hung_up(connected(path))
+    finally:
+        threading.stack_size(before)
+    assert a_worker_gets_through(path, events)
+
+
 def test_any_process_of_the_script_may_ask_for_the_end(served: tuple[str, queue.SimpleQueue[Event]]) -> None:
     path, events = served
     asking: Connection = Client(path, family="AF_UNIX")

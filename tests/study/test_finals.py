@@ -155,15 +155,21 @@ def test_rounds_of_two_lengths_that_agree_by_luck_are_no_gain() -> None:
 
 
 class InTurn(Machine):
-    """Every third step takes three times as long, as one that also trains a second network."""
+    """Every second or third step takes three times as long, as one that also trains a second network."""
+
+    def __init__(self, turn: int, steps: int) -> None:
+        super().__init__(0.002, exact=1.2, near=1.0, lossy=1.0)
+        self._turn, self._steps = turn, steps
 
     def __call__(self, configuration: Configuration, warmup: int, steps: int, **more: object) -> BlockDone:
         done = super().__call__(configuration, warmup, steps, **more)
-        return replace(done, seconds=tuple(done.seconds[0] * (3 if n % 3 == 0 else 1) for n in range(12)))
+        lengths = [3 if n % self._turn == 0 else 1 for n in range(self._steps)]
+        return replace(done, seconds=tuple(done.seconds[0] * length for length in lengths))
 
 
-def test_a_gain_of_steps_whose_lengths_come_in_turn_is_sure() -> None:
-    finals = finals_of(InTurn(0.002, exact=1.2, near=1.0, lossy=1.0), Rung.EXACT)
+@pytest.mark.parametrize(("turn", "steps"), [(3, 12), (3, 8), (3, 9), (2, 10), (2, 14), (2, 20)])
+def test_a_gain_of_steps_whose_lengths_come_in_turn_is_sure(turn: int, steps: int) -> None:
+    finals = finals_of(InTurn(turn, steps), Rung.EXACT)
     assert launched(finals, Rung.EXACT) == OF_RUNG[Rung.EXACT]
 
 

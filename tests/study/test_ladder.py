@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from autoddp.knobs import AS_WRITTEN, Configuration, Rung
@@ -76,6 +78,18 @@ def test_more_is_only_promised_where_it_would_be_launched() -> None:
     ladder = ladder_of([standing(Rung.EXACT, 1.50), standing(Rung.NEAR, 1.51), standing(Rung.LOSSY, 1.52)])
     decision = decide(ladder, StudySettings(allow=Rung.EXACT), 0.9)
     assert decision.configuration == OF_RUNG[Rung.EXACT]
+    assert "--allow" not in decision.why
+
+
+def test_more_is_not_promised_with_a_smaller_gain_than_what_is_launched() -> None:
+    """What is not allowed has three rounds. In the later ones others were at work, and gradients took longer."""
+    exact, lossy = standing(Rung.EXACT, 1.5), standing(Rung.LOSSY, 1.7)
+    later = [*BASELINE[:3], *(1.4 * one for one in BASELINE[3:])]
+    gain = speedup(later, [block.median for block in exact.rounds])
+    lossy = replace(lossy, rounds=lossy.rounds[:3], speedup=speedup(later[:3], [b.median for b in lossy.rounds[:3]]))
+    decision = decide(ladder_of([replace(exact, speedup=gain), lossy]), StudySettings(allow=Rung.EXACT), 0.9)
+    assert decision.configuration == OF_RUNG[Rung.EXACT]
+    assert gain.ratio > lossy.speedup.ratio
     assert "--allow" not in decision.why
 
 

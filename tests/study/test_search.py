@@ -494,6 +494,15 @@ def test_no_time_at_all_is_said() -> None:
     assert outcome.decision.why.startswith("there was no time for a trial: your settings stay; headroom ")
 
 
+def test_that_long_steps_have_no_time_for_a_trial_is_said_after_three_of_them() -> None:
+    """They were measured with and without reduction for minutes, until nearly all of the time was over."""
+    job = SimulatedJob(1.5, time=300.0)
+    with pytest.raises(TuningOver, match=r"^a step takes 16 s, so there is no time for a trial: --budget [0-9]+m "):
+        run(job, trials=20)
+    assert [asked.warmup + asked.steps for asked in job.asked] == [3]
+    assert run(SimulatedJob(1.5, time=1800.0), trials=20).trials
+
+
 def test_steps_and_seconds_are_accounted_for() -> None:
     job = job_on("medium")
     outcome = run(job, trials=10)

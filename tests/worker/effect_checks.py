@@ -20,6 +20,7 @@ import sys
 import warnings
 import zipfile
 from collections.abc import Callable
+from os import sched_getaffinity  # the system's own: under a binding the script is given another answer
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +169,7 @@ def in_effect(training: Training) -> dict[str, Any]:
         "cuts": torch._dynamo.config.optimize_ddp,
         "replayed when compiled": training.backend.compiled[-1:],
         "threads": torch.get_num_threads(),
-        "affinity": sorted({str(sorted(os.sched_getaffinity(int(t)))) for t in os.listdir("/proc/self/task")}),
+        "affinity": sorted({str(sorted(sched_getaffinity(int(t)))) for t in os.listdir("/proc/self/task")}),
         "environment": dict(os.environ),
     }
 

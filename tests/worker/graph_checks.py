@@ -39,6 +39,7 @@ class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.config = SimpleNamespace(gain=1.0)
+        self.gains = [1.0, 1.0]
         self.blocks = nn.ModuleList(Block(self.config) for _ in range(3))
         self.head = nn.Linear(WIDTH, WIDTH)
         self.left_out = -1
@@ -47,7 +48,7 @@ class Model(nn.Module):
         for number, block in enumerate(self.blocks):
             if number != self.left_out:
                 x = block(x, scale=scale)
-        return {"out": self.head(x), "features": x}
+        return {"out": self.head(x) * self.gains[0], "features": x}
 
 
 def batches(rank: int, size: int = 8, steps: int = STEPS) -> Iterator[torch.Tensor]:
@@ -248,6 +249,16 @@ def changes_its_configuration(run: Run, rank: int) -> None:
         run.step()
 
 
+def changes_a_number_in_a_list(run: Run, rank: int) -> None:
+    """As of the weights of several losses. What the script appends to such a list changes nothing."""
+    for number, x in enumerate(batches(rank)):
+        if number == 7:
+            run.ddp.module.gains[0] = 0.5
+        run.backward(x)
+        run.step()
+        run.ddp.module.gains.append(float(number))
+
+
 def has_another_configuration(run: Run, rank: int) -> None:
     for number, x in enumerate(batches(rank)):
         if number == 7:
@@ -331,14 +342,15 @@ def autocast_turned_off(run: Run, rank: int) -> None:
 
 LOOPS = (plain, zeroed_in_place, accumulates, reduces_each_micro_batch, two_forwards, forward_for_nothing,
          other_shapes, other_arguments, evaluates, past_ddp, moves_parameters, freezes, adds_a_hook,
-         changes_a_setting, changes_its_configuration, has_another_configuration, replaces_a_buffer,
-         replaces_a_layer, appends_a_layer, other_weights, keeps_outputs, averages_weights, under_autocast,
-         autocast_turned_off)  # fmt: skip
+         changes_a_setting, changes_its_configuration, changes_a_number_in_a_list, has_another_configuration,
+         replaces_a_buffer, replaces_a_layer, appends_a_layer, other_weights, keeps_outputs, averages_weights,
+         under_autocast, autocast_turned_off)  # fmt: skip
 SERVED = {  # forward passes of the whole model that a graph can serve, of the 8 steps after capture; the others cannot
     "accumulates": 8, "reduces_each_micro_batch": 14, "two_forwards": 8, "forward_for_nothing": 3, "other_shapes": 6,
     "other_arguments": 5, "past_ddp": 8, "moves_parameters": 3, "freezes": 3, "adds_a_hook": 3,
-    "changes_a_setting": 3, "changes_its_configuration": 3, "has_another_configuration": 3, "replaces_a_buffer": 3,
-    "replaces_a_layer": 3, "appends_a_layer": 3, "other_weights": 3,
+    "changes_a_setting": 3, "changes_its_configuration": 3, "changes_a_number_in_a_list": 3,
+    "has_another_configuration": 3, "replaces_a_buffer": 3, "replaces_a_layer": 3, "appends_a_layer": 3,
+    "other_weights": 3,
 }  # fmt: skip
 
 

@@ -36,6 +36,25 @@ CASES = {
 "late" is printed by a thread that is slow. Without autoddp it is missing, or comes too late.
 """
 
+NAMED = """
+import ctypes
+from autoddp.worker.observe.kernel_accounts import pauses, peak_memory
+from autoddp.worker.process.gloo_threads import wait_for_rest
+
+ctypes.CDLL(None).prctl(15, "entraînement-été".encode(), 0, 0, 0)  # PR_SET_NAME
+assert open("/proc/self/comm", "rb").read() == b"entra\\xc3\\xaenement-\\xc3\\n"
+wait_for_rest()
+assert peak_memory() > 0
+assert pauses() >= 0
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only there a thread's name can be read")
+def test_a_script_that_names_its_process_is_no_error() -> None:
+    """As by setproctitle. The kernel cuts the name after 15 bytes, here within a letter."""
+    run = subprocess.run([sys.executable, "-c", NAMED], env=environment(), capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+
 
 @pytest.mark.skipif(torch.__version__ < (2, 9), reason="torch 2.6 and 2.8 give these threads no name to know them by")
 @pytest.mark.parametrize("job", [whole("as written"), "recipe"])

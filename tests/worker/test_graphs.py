@@ -271,6 +271,35 @@ def test_a_module_that_counts_in_an_object_is_not_captured() -> None:
     assert module.state.passes == 7
 
 
+HELD: Any = SimpleNamespace(losses=[], chances=None)
+"""What a module finds in its file, and not in itself."""
+
+
+class Elsewhere(nn.Module):
+    """Leaves a loss in an object, or goes by a generator, of which it holds neither."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.layer(x)
+        if HELD.chances is None:
+            HELD.losses.append(y.square().mean())
+        elif HELD.chances.random() < 0.001:
+            return y * 0
+        return y
+
+
+@pytest.mark.parametrize("kind", [None, random.Random, numpy.random.default_rng, numpy.random.RandomState])
+def test_a_module_that_leaves_or_draws_something_elsewhere_is_not_captured(kind: Any) -> None:
+    """Its graph would add no loss, or take the usual way for ever."""
+    module, HELD.chances = Elsewhere(), kind and kind(0)
+    signature, tensors = signature_of((X,), {})
+    with pytest.raises(RuntimeError, match="a pass draws from a" if kind else "a pass leaves a result"):
+        capture([Sample(module, module, signature, tensors, None)], static_callables)
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_a_module_with_a_part_in_torchscript_is_known_again() -> None:
     """Its parameters are in a dictionary that has no `get`."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
+from launchers import wait_for
 from on_ranks import on_ranks
 from wait_checks import checks
 
@@ -39,6 +40,17 @@ def slow_looks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path
     monkeypatch.setattr(heartbeat, "_INTERVAL", 0.0005)
     heartbeat.start_heartbeat(str(tmp_path))
     yield tmp_path / "0"
+    monkeypatch.setattr(heartbeat, "_INTERVAL", 3600.0)  # until this process ends
+    time.sleep(0.1)
+
+
+def test_a_process_that_is_told_its_rank_later_has_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As under --run-path: its launcher said that no rank had started, and a rank that hung was waited for."""
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setattr(heartbeat, "_INTERVAL", 0.01)
+    heartbeat.start_heartbeat(str(tmp_path))
+    monkeypatch.setenv("RANK", "3")
+    wait_for(lambda: (tmp_path / "3").exists(), "the heartbeat")
     monkeypatch.setattr(heartbeat, "_INTERVAL", 3600.0)  # until this process ends
     time.sleep(0.1)
 

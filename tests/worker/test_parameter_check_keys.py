@@ -1,4 +1,4 @@
-"""The check of the parameters keeps few keys in the store of the job, however long the job is."""
+"""The check of the parameters: how many keys it keeps in the store of the job, and ranks that differ on purpose."""
 
 import forks
 from launchers import environment
@@ -25,6 +25,60 @@ for _ in range(200):
     sgd.step()
 print(sum(store_of(ddp).check([f"autoddp/check/0/{step}"]) for step in range(200)))
 """
+
+
+ON_PURPOSE = """
+import sys
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+import torch.testing._internal.distributed.fake_pg
+from autoddp.worker.ddp.wrapped import Wrapped
+from autoddp.worker.gradients.equal_parameters import ParameterCheck
+from autoddp.worker.gradients.switch import ReductionSwitch
+
+
+def train(rank, store, knobs, rate=0.1, local=0, inputs=1.0):
+    dist.init_process_group("fake", rank=rank, world_size=2, store=store)
+    check = ParameterCheck(knobs, ReductionSwitch(lambda ddp: None))
+    torch.manual_seed(7)
+    ddp = DDP(torch.nn.Linear(4, 4))
+    check.built(Wrapped(ddp, {}))
+    sgd = torch.optim.SGD(ddp.parameters(), 0.1)
+    for step in range(20):
+        check.forward_begins(ddp)
+        (ddp.module(torch.full((2, 4), inputs)) ** 2).sum().backward()
+        sgd.step()
+        for number in range(local):
+            (ddp.module(torch.full((2, 4), float(rank))) ** 2).sum().backward()
+            sgd.step()
+        sgd.param_groups[0]["lr"] = rate  # from the second step on
+    dist.destroy_process_group()
+
+
+for knobs, ways in (
+    ("hook", [{"inputs": 2.0}, {"rate": 0.05}, {"local": 1}]),
+    ("broadcast_buffers=false", [{"rate": 0.05}]),
+):
+    for way in ways:
+        store = dist.HashStore()
+        train(0, store, knobs, local=way.get("local", 0))
+        try:
+            train(1, store, knobs, **way)
+        except RuntimeError as error:
+            assert "rank 1 has other parameters than rank 0 after" in str(error)
+            dist.destroy_process_group()
+            print("stops", end=" ")
+        else:
+            print("trains", end=" ")
+"""
+
+
+def test_ranks_that_part_by_a_learning_rate_or_by_local_steps_are_not_stopped() -> None:
+    """As by ReduceLROnPlateau with each rank's own loss. Under broadcast_buffers=false the loss is the knob's fault."""
+    done = forks.run(["-c", ON_PURPOSE], env=environment())
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "stops trains trains stops "
 
 
 def test_old_checksums_are_removed() -> None:

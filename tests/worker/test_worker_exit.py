@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import sys
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +14,7 @@ import torch
 from fake_cuda import FakeCuda
 from torch.distributed import HashStore
 
+from autoddp.log import tell
 from autoddp.wire import Finish
 from autoddp.worker.process.device import finish_queued_work
 from autoddp.worker.process.ending import leave
@@ -35,6 +38,32 @@ def test_a_rank_leaves_when_its_device_has_finished(cuda: FakeCuda, monkeypatch:
     monkeypatch.setattr(os, "_exit", lambda code: waited.append([code, *cuda.waited]))
     leave()
     assert waited == [[0, 1]]  # exit code 0; of the two devices the one that holds memory
+
+
+class Lines:
+    """A script's own `sys.stderr` that has no other method, as one that hands lines on to a logger."""
+
+    def __init__(self) -> None:
+        self.written = ""
+
+    def write(self, text: str) -> None:
+        self.written += text
+
+
+def test_a_rank_tells_and_leaves_though_the_scripts_own_streams_cannot_be_flushed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As under torchrun, where nobody flushes them; a closed one, or none, stops nothing either."""
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    closed, lines = io.StringIO(), Lines()
+    closed.close()
+    for stream in (closed, None, lines):
+        monkeypatch.setattr(sys, "stdout", stream)
+        monkeypatch.setattr(sys, "stderr", stream)
+        tell("heard")
+        leave()
+    assert (lines.written, ended) == ("autoddp: heard\n", [0, 0, 0])
 
 
 def test_a_device_that_never_finishes_is_left_alone(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,7 +126,7 @@ def _why_slow(evidence: Evidence, rank: int, longer: float) -> _Reason | None:
         )
         fix = (
             f"GLIBC_TUNABLES={keeps_memory()}: every rank keeps freed memory for the next step, which may save more "
-            "than this; autoddp tries it in a study of 10 trials or more"
+            "than this; autoddp tries it with 10 trials or more"
         )
         return _Reason(why, fix)
     return None

@@ -183,10 +183,11 @@ def script_of(recording: Recording, steps: Steps) -> Script | None:
     count = 0.0 if longest is None else longest.steps
     if max(map(len, taken.values())) > MOST_CALLS:
         taken, count = _shorter(taken), 0.0
+    taken = _with_whole_objects(taken)
     if not any(taken.values()):
         return None
     # Groups that are made meanwhile: one after another takes the place of those that have the same ranks.
-    begin = min(of_rank[0] for of_rank in map(sorted, taken.values()) if of_rank)[0]
+    begin = min(began for of_rank in taken.values() for began, _, _ in of_rank)
     made = _made(recording, begin, max(stretch.end for stretch in stretches.values()))
     slots = sorted({Group(group.ranks) for group in made.groups})
     backends = {group.ranks: group.backend for group in called}
@@ -236,8 +237,17 @@ class _Made:
 
     def acts(self, rank: int, slot_of: dict[str, int]) -> list[tuple[Call, Act]]:
         """The calls of a rank with what is done in place of them."""
-        word = {MAKES: MAKE_GROUP, _DESTROYS: DESTROY_GROUP}
-        return [(call, Act(word[call.place.method], slot_of[name])) for call, name in self.calls.get(rank, ())]
+        acts: list[tuple[Call, Act]] = []
+        made: dict[int, list[str]] = {}  # slot → the groups that were made in it, the last one first
+        for call, name in sorted(self.calls.get(rank, ()), key=lambda one: one[0].began):
+            slot = slot_of[name]
+            names = made.setdefault(slot, [])
+            if call.place.method == MAKES:
+                names.insert(0, name)
+                acts.append((call, Act(MAKE_GROUP, slot)))
+            else:
+                acts.append((call, Act(DESTROY_GROUP, slot, after=names.index(name))))
+        return acts
 
 
 def _made(recording: Recording, begin: float, end: float) -> _Made:
@@ -277,6 +287,20 @@ def _shorter(taken: _Taken) -> _Taken:
     begin = sorted(taken[busiest])[-MOST_CALLS][0]
     dropped = {key for of_rank in taken.values() for began, key, _ in of_rank if began < begin}
     return {rank: [one for one in of_rank if one[1] not in dropped] for rank, of_rank in taken.items()}
+
+
+def _with_whole_objects(taken: _Taken) -> _Taken:
+    """Without the later calls of functions for objects whose first call is not taken, as behind a trial of threads.
+
+    Else they would count as calls of their own, or as parts of another one, not the same on all ranks.
+    """
+    kept: set[tuple[int, int]] = set()
+    places = {key: call.place for of_rank in taken.values() for _, key, call in of_rank}
+    for group, number in sorted(places):
+        place = places[group, number]
+        if not (place.part and "object" in place.collective) or (group, number - 1) in kept:
+            kept.add((group, number))
+    return {rank: [one for one in of_rank if one[1] in kept] for rank, of_rank in taken.items()}
 
 
 def _played(

@@ -51,12 +51,15 @@ def receives(place: int | str) -> bool:
 
 
 def parent_of(pid: int) -> int:
-    """The parent of a process; -1 if that process has ended."""
+    """The parent of a process; -1 if that process has ended, 0 if it is hidden.
+
+    Where /proc is mounted with hidepid, those of other users are. The user's own begin below such a one, as sshd.
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
             return int(stat.read().rpartition(b")")[2].split()[1])
     except (OSError, ValueError, IndexError):
-        return -1
+        return -1 if _session(pid) == -1 else 0
 
 
 def is_below(pid: int, *roots: int) -> bool:

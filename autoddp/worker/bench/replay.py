@@ -9,10 +9,12 @@ else the machine does meets all of them. A rank that waits for too long ends, an
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -207,7 +209,8 @@ class _Run:
         self._data: dict[tuple[str, int, int, str, str, int, bool, int], _Data] = {}
         self._wholes: dict[tuple[str, int, int, str, str], torch.Tensor] = {}
         self._pending: dict[int, Any] = {}  # by the place of the act that has started it
-        self._left: list[Any] = []
+        self._left: dict[int, list[Any]] = defaultdict(list)
+        """Place → the groups that others have taken the place of in this round; None for those that were destroyed."""
         self.in_calls = 0.0
         """Seconds that this rank has stood in calls so far, and in waits for their ends."""
         for act in self._acts:
@@ -242,11 +245,12 @@ class _Run:
         if act.call == WAIT:
             self._wait(number - act.after if act.after else None)
         elif act.call == MAKE_GROUP:
-            self._left.append(self._groups[act.group])
+            self._left[act.group].append(self._groups[act.group])
             self._groups[act.group] = self._new_group(act.group)
         elif act.call == DESTROY_GROUP:
-            dist.destroy_process_group(self._groups[act.group])
-            self._groups[act.group] = None
+            groups, at = (self._left[act.group], -act.after) if act.after else (self._groups, act.group)
+            dist.destroy_process_group(groups[at])
+            groups[at] = None
         elif act.call != REST:
             self._call(act, number)
 
@@ -275,13 +279,15 @@ class _Run:
 
     def _destroy_those_left(self) -> None:
         """Destroy the groups that others have taken the places of: rounds must not become slower by them."""
-        for group in self._left:
+        for group in itertools.chain(*self._left.values()):
             if isinstance(group, dist.ProcessGroup):
                 dist.destroy_process_group(group)
         self._left.clear()
 
     def _call(self, act: Act, number: int) -> None:
-        group, ranks, data = self._groups[act.group], self._ranks[act.group], self._data_of(act)
+        ranks, data = self._ranks[act.group], self._data_of(act)
+        # The last group may be destroyed before others.
+        group = self._groups[act.group] or next(one for one in reversed(self._left[act.group]) if one is not None)
         if act.call in OBJECTS:
             _OBJECTS[act.call](data.thing, len(ranks), ranks[max(0, act.root)], group)
             return

@@ -15,6 +15,7 @@ import functools
 import os
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -29,6 +30,8 @@ from autoddp.worker.process.heartbeat import descendants
 
 _OTHERS = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND")
 """Variables with which the user lets OpenMP bind its threads."""
+_ask: Any = getattr(os, "sched_getaffinity", None)
+"""The system's own answer: the script may be given another one, see `Binding`."""
 
 
 class Binding(Effect):
@@ -69,17 +72,17 @@ class Binding(Effect):
                 os.sched_setaffinity(thread, now)
 
     def _answer_as_written(self) -> None:
-        """Let `os.sched_getaffinity(0)` tell the script of the CPUs that it has without a binding.
+        """Let `os.sched_getaffinity` of this process tell the script of the CPUs that it has without a binding.
 
         Many scripts start as many workers of a loader as it says. With fewer, loading would be slower, and augmentation
         would draw other random numbers; and torch would warn of workers that the script has asked for.
         """
-        ask = os.sched_getaffinity
 
-        @functools.wraps(ask)
+        @functools.wraps(_ask)
         def sched_getaffinity(pid: int, /) -> set[int]:
-            found = ask(pid)
-            return set(self._as_written) if pid == 0 and self._bound and found == self._near else found
+            found = set(_ask(pid))
+            is_own = pid in (0, os.getpid())
+            return set(self._as_written) if is_own and self._bound and found == self._near else found
 
         os.sched_getaffinity = sched_getaffinity
 
@@ -113,13 +116,13 @@ def _node_of_gpu(device: torch.device) -> int:
 
 def _allowed() -> set[int]:
     """CPUs on which the main thread may run; empty if the system has no affinity."""
-    return _mask(os.getpid()) if hasattr(os, "sched_getaffinity") else set()
+    return _mask(os.getpid()) if _ask is not None else set()
 
 
 def _mask(thread: int) -> set[int]:
     """CPUs on which a thread may run; empty if it has ended."""
     try:
-        return set(os.sched_getaffinity(thread))
+        return set(_ask(thread))
     except OSError:
         return set()
 

@@ -7,14 +7,16 @@ forward pass alone. If the checksums differ, every rank stops with an exception 
 
 Ranks may differ on purpose. So nothing is compared for parameters that DDP does not reduce, for ranks that differ at
 the first step, for an object whose script has once stepped without reducing (local SGD) or reduces by a communication
-hook of its own, for passes inside `join()` or in evaluation, and between ranks on unlike devices, whose arithmetic may
-differ in the last bit.
+hook of its own, for passes inside `join()` or in evaluation, between ranks whose learning rates have once differed (as
+by `ReduceLROnPlateau` with each rank's own loss), and between ranks on unlike devices, whose arithmetic may differ in
+the last bit.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim.optimizer import Optimizer
 
 from autoddp.knobs import BY_NAME, Configuration
+from autoddp.knobs.ddp_arguments import BROADCAST_BUFFERS
 from autoddp.log import tell
 from autoddp.worker.ddp.handlers import DdpEvents
 from autoddp.worker.ddp.private import is_joining, store_of
@@ -58,9 +61,12 @@ class _Object:
     """Position in the order of construction, the same on every rank."""
     ids: frozenset[int]
     steps: int = 0
-    stepped: bool = False
-    """Whether it was stepped since the last forward pass; `reduces`: whether a pass has reduced since the last step."""
+    stepped: set[int] = field(default_factory=set)
+    """The optimizers that have stepped since the last forward pass, by their addresses."""
     reduces: bool = False
+    """Whether a pass has reduced since the last step."""
+    rates: int = 0
+    """A checksum of the learning rates of all steps so far."""
     is_off: bool = False
     looks: list[int] = field(default_factory=lambda: list(_EARLY))
     mine: dict[int, str] = field(default_factory=dict)
@@ -75,6 +81,8 @@ class ParameterCheck(DdpEvents, GradientHandler):
 
     def __init__(self, knobs: str, switch: ReductionSwitch) -> None:
         self._knobs, self._switch = knobs, switch
+        # With buffers of its own a rank may choose another rate than under torchrun: then the knob is to blame.
+        self._rates_are_the_scripts = BROADCAST_BUFFERS.name not in knobs
         self._objects: dict[Wrapped, _Object] = {}
         self._built = 0
         self._has_said_that_it_is_off = False
@@ -97,7 +105,8 @@ class ParameterCheck(DdpEvents, GradientHandler):
             return
         one = self._objects[wrapped]
         if one.stepped:
-            one.steps, one.stepped = one.steps + 1, False
+            one.steps = one.steps + 1
+            one.stepped.clear()
             # As the script has it: what a knob puts off is still to be the same on every rank.
             one.is_off |= not one.reduces
             one.reduces = False
@@ -112,7 +121,12 @@ class ParameterCheck(DdpEvents, GradientHandler):
         """See `GradientHandler`."""
         held = ids_of(held_by(optimizer))
         for one in self._objects.values():
-            one.stepped |= not one.ids.isdisjoint(held)
+            if one.ids.isdisjoint(held):
+                continue
+            one.is_off |= id(optimizer) in one.stepped  # local steps too, by passes of the module alone
+            one.stepped.add(id(optimizer))
+            if self._rates_are_the_scripts:
+                one.rates = zlib.crc32(repr(_learning_rates(optimizer)).encode(), one.rates)
 
     def _look(self, one: _Object, wrapped: Wrapped, ddp: DDP) -> None:
         # A rank that is ahead asks until rank 0 has written: where a fault leaves out all reductions, no rank waits.
@@ -133,7 +147,7 @@ class ParameterCheck(DdpEvents, GradientHandler):
             # Steps are counted alike on all ranks, so all are at the same look.
             step = one.looks.pop(0)
             one.looks = one.looks or [step + _EVERY if step >= _EVERY else _EVERY]
-            seen, one.hears = checksum(wrapped.parameters), _HEARD_FOR
+            seen, one.hears = f"{checksum(wrapped.parameters)} {one.rates:08x}", _HEARD_FOR
             if rank == 0:
                 store.set(_key(one, step), seen)
                 _forget_old(step, one, store)
@@ -171,6 +185,12 @@ def _forget_old(step: int, one: _Object, store: Any) -> None:
     if old >= _EVERY:
         with contextlib.suppress(RuntimeError):  # a store of the script's own may have no such function
             store.delete_key(_key(one, old))
+
+
+def _learning_rates(optimizer: Optimizer) -> list[float]:
+    """Learning rates that are plain numbers: to read a tensor, its device would have to finish first."""
+    rates = (group.get("lr") for group in optimizer.param_groups)
+    return [rate for rate in rates if isinstance(rate, (int, float))]
 
 
 def _key(one: _Object, step: int) -> str:

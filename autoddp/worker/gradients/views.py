@@ -74,6 +74,27 @@ def _references(in_use: bool) -> int:
     return next(map(sys.getrefcount, gradients))
 
 
+@functools.cache
+def let_parts_be_detached() -> None:
+    """From here on `p.grad.detach_()` does nothing where the gradient is a part of a bucket, as it does elsewhere.
+
+    torch refuses it for every part of another tensor. Older scripts clear gradients that way, perhaps only at the end
+    of an epoch, when no trial has seen it and the job would be lost.
+    """
+    of_torch: Any = torch.Tensor.detach_
+
+    @functools.wraps(of_torch)
+    def detach_(tensor: torch.Tensor) -> torch.Tensor:
+        try:
+            return cast("torch.Tensor", of_torch(tensor))
+        except RuntimeError:
+            if base_of(tensor) is None or tensor.requires_grad:
+                raise
+            return tensor  # there is nothing to detach it from
+
+    torch.Tensor.detach_ = detach_  # type: ignore[method-assign]
+
+
 class _Watched:
     """The gradients of one object."""
 
@@ -195,6 +216,7 @@ class BucketViews(DdpEvents):
         one = self._of(ddp)
         if one is None or not torch.is_grad_enabled() or not ddp.gradient_as_bucket_view:
             return what
+        let_parts_be_detached()
         one.reduces = self._switch.reduces(ddp)
         when_backward_begins(what, lambda: self._begins(one))
         return what

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -106,8 +107,14 @@ def capture(samples: Sequence[Sample], make: Make) -> list[Graphed]:
     device = _one_device(samples)
     # torch captures on the current device.
     with as_current(device), no_trace(samples), under_autocast(samples[0]), torch.enable_grad():
+        results, drawn = _results(), _states_of_generators()
         # On the script's stream, where DDP made the parameters' nodes: torch warns of gradients from another stream.
         expected = [_without_a_trace(m, sample) for m, sample in zip(modules, samples, strict=True)]
+        if drawn.items() - _states_of_generators().items():
+            raise RuntimeError("a pass draws from a random generator of the script's, and a graph would not")
+        gc.collect()  # else what refers to itself looks as if somebody held it
+        if _results() - results:
+            raise RuntimeError("a pass leaves a result somewhere that it does not return, and a graph would not")
         with on_a_side_stream(device):
             for _ in range(_PASSES):
                 for one, sample in zip(aliased, samples, strict=True):
@@ -120,6 +127,24 @@ def capture(samples: Sequence[Sample], make: Make) -> list[Graphed]:
         for sample, module, call, what in zip(samples, modules, graphed, expected, strict=True):
             prove(sample, one_pass(call, sample.inputs(), module), what)
     return graphed
+
+
+def _results() -> set[int]:
+    """The number of each tensor's object through which a backward pass may go, and that somebody holds.
+
+    A loss that a layer leaves in an object, or in a list of its file, is one more than before the pass.
+    """
+    tensors = [one for one in gc.get_objects() if type(one) is torch.Tensor]
+    return {id(one) for one in tensors if one.grad_fn is not None}
+
+
+def _states_of_generators() -> dict[int, str]:
+    """The number of each random generator's object, of Python or numpy, wherever the script has it → its state."""
+    numpy = sys.modules.get("numpy")
+    kinds = (random.Random, numpy.random.BitGenerator) if numpy is not None else (random.Random,)
+    found = [one for one in gc.get_objects() if issubclass(type(one), kinds)]
+    with_states = [one for one in found if not isinstance(one, random.SystemRandom)]
+    return {id(one): str(one.getstate() if isinstance(one, random.Random) else one.state) for one in with_states}
 
 
 def _without_a_trace(by_position: _ByPosition, sample: Sample) -> list[torch.Tensor]:
@@ -168,7 +193,7 @@ def _held_by(module: nn.Module) -> dict[str, Any]:
 def _same(one: Any, other: Any) -> bool:
     if one is other or type(one) is not type(other):
         return one is other
-    if isinstance(one, _CONTAINERS):
+    if isinstance(one, (*_CONTAINERS, tuple)):
         parts = [[*each, *each.values()] if isinstance(each, dict) else each for each in (one, other)]
         return len(one) == len(other) and all(map(_same, *parts))
     return isinstance(one, CONSTANTS) and bool(one == other)

@@ -109,7 +109,10 @@ class Replay:
             for name, value in place.items()
             if isinstance(value, (nn.Module, torch.Tensor))
         ]
-        self._settings = settings_of(self._modules)
+        self._settings = [
+            (place, name, len(value) if isinstance(value, (list, tuple)) else None)
+            for place, name, value in settings_of(self._modules)
+        ]
         self._hooks = hooks_inside(module)
         self._device = sample.device.type
         with under_autocast(sample):
@@ -170,7 +173,7 @@ class Replay:
             [(module.training, len(vars(module)["_modules"])) for module in self._modules],
             # TorchScript keeps them in dictionaries of its own, which have no `get`.
             [_part(place[name] if name in place else None) for place, name, _ in self._held],  # noqa: SIM401
-            [_setting(place.get(name)) for place, name, _ in self._settings],
+            [_setting(place.get(name), length) for place, name, length in self._settings],
         )
 
 
@@ -190,6 +193,11 @@ def _part(value: Any) -> tuple[int, int, bool] | int:
     return id(value)
 
 
-def _setting(value: Any) -> object:
-    """A number, word or switch, as kernels were launched with it; of anything else, which object it is."""
+def _setting(value: Any, length: int | None = None) -> object:
+    """A number, word or switch, as kernels were launched with it; of anything else, which object it is.
+
+    Of a list or a tuple, which had that `length`, those in it: a script may append to a list what it logs.
+    """
+    if length is not None and isinstance(value, (list, tuple)):
+        return [_setting(one) for one in value[:length]]
     return value if isinstance(value, CONSTANTS) else (id(value),)

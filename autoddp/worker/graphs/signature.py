@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree  # what torch.cuda.graphs itself takes
 CONSTANTS = (bool, int, float, str, type(None), torch.dtype)
 OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 """Names of the attributes that torch gives each module."""
-_FIELDS = 256  # of an object or a dictionary with settings; one with more is a table, such as a vocabulary
+_FIELDS = 256  # of an object, a dictionary or a list with settings; one with more is a table, such as a vocabulary
 
 
 class Unfit(Exception):
@@ -85,13 +85,21 @@ def surroundings(device: str) -> tuple[object, ...]:
 def settings_of(modules: Sequence[nn.Module]) -> list[tuple[dict[Any, Any], Any, Any]]:
     """The modules' own numbers, words, switches and objects, and what such objects hold: where, which name, what.
 
-    A script may cool a temperature in a configuration that all its layers share.
+    A script may cool a temperature in a configuration that all its layers share. Lists and tuples of numbers, as of the
+    weights of several losses, are settings too.
     """
     own = [(vars(module), name, value) for module in modules for name, value in vars(module).items()]
     objects = [one for one in own if one[1] not in OF_EVERY_MODULE and _fields_of(one[2]) is not None]
     inside = {id(fields): fields for *_, value in objects if (fields := _fields_of(value)) is not None}
     held = [(fields, name, value) for fields in inside.values() for name, value in fields.items()]
-    return objects + [one for one in (*own, *held) if isinstance(one[2], CONSTANTS)]
+    return objects + [one for one in (*own, *held) if _is_setting(one[2])]
+
+
+def _is_setting(value: object) -> bool:
+    """Whether it is a number, a word or a switch, or some of these in a row."""
+    if isinstance(value, (list, tuple)):
+        return len(value) <= _FIELDS and all(isinstance(one, CONSTANTS) for one in value)
+    return isinstance(value, CONSTANTS)
 
 
 def _fields_of(value: object) -> dict[Any, Any] | None:

@@ -59,7 +59,7 @@ def _now(process: str) -> tuple[int, float]:
 def peak_memory(pid: int | None = None) -> int:
     """Bytes of memory that this process, or that one, has had at most; 0 where the system does not tell."""
     try:
-        status = Path(f"/proc/{'self' if pid is None else pid}/status").read_text()
+        status = Path(f"/proc/{'self' if pid is None else pid}/status").read_text(errors="replace")
         found = re.search(r"VmHWM:\s+(\d{1,15}) kB", status)
     except OSError:
         return 0
@@ -164,7 +164,7 @@ class CoreWaits:
 def pauses() -> int:
     """How often this thread has given up its core by itself, to sleep or to wait; 0 where that is not known."""
     try:
-        status = Path(f"/proc/self/task/{threading.get_native_id()}/status").read_text()
+        status = Path(f"/proc/self/task/{threading.get_native_id()}/status").read_text(errors="replace")
     except OSError:  # no Linux
         return 0
     found = re.search(r"^voluntary_ctxt_switches:\s+(\d{1,15})$", status, re.MULTILINE)

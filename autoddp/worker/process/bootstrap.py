@@ -61,15 +61,19 @@ def arm_recording(text: str, is_launched: bool) -> None:
 
 def _arm_for_tuning(config: WorkerConfig, threads_given: str | None) -> None:
     from autoddp.worker.process.ending import leave, watch_the_end
-    from autoddp.worker.process.heartbeat import start_heartbeat
+    from autoddp.worker.process.heartbeat import note_this_process, start_heartbeat
 
     launcher = LauncherClient(config.socket)
     # Elastic starts a group again when a host comes or goes; what happened may have ended the tuning.
     if int(started_with("TORCHELASTIC_RESTART_COUNT", "0")) and not launcher.hello():
         leave()
     watch_the_end(launcher)
+    folder = os.path.join(config.scratch, "heartbeats")
+    note_this_process(folder)
     if started_with("RANK", ""):
-        start_heartbeat(os.path.join(config.scratch, "heartbeats"))
+        start_heartbeat(folder)
+    else:  # under --run-path elastic tells it a moment after it has imported torch
+        _when_torch_is_imported(lambda: start_heartbeat(folder))
     is_written = notice_writes("OMP_NUM_THREADS")
 
     def start() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import multiprocessing
 import os
 import sys
@@ -54,6 +55,7 @@ def leave() -> None:
         finish_queued_work(PATIENCE)
     for child in multiprocessing.active_children():
         child.terminate()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # the script may have closed it, or put an object of its own there
+            stream.flush()
     os._exit(0)

@@ -61,7 +61,8 @@ def _rests(task: str) -> bool:
 
 def _read(task: str, name: str) -> str:
     try:
-        with open(f"{_TASKS}/{task}/{name}") as file:
+        # The script may have given a thread any name, which the kernel cuts after 15 bytes, also within a letter.
+        with open(f"{_TASKS}/{task}/{name}", encoding="ascii", errors="replace") as file:
             return file.read()
     except OSError:
         return ""

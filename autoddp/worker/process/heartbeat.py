@@ -66,10 +66,15 @@ _device_is_stuck: Callable[[], bool] = bool
 
 
 def start_heartbeat(folder: str) -> None:
-    """Write `folder/<rank>` until this process ends."""
-    path = os.path.join(folder, started_with("RANK"))
-    thread = threading.Thread(target=_beat, args=(path,), name="autoddp-heartbeat", daemon=True)
+    """Write `folder/<rank>` until this process ends, once it has been told its rank."""
+    thread = threading.Thread(target=_beat, args=(folder,), name="autoddp-heartbeat", daemon=True)
     thread.start()
+
+
+def note_this_process(folder: str) -> None:
+    """Leave a file in the folder: autoddp has got into this process, however soon it ends."""
+    with contextlib.suppress(OSError):
+        open(os.path.join(folder, f"process{os.getpid()}"), "w").close()
 
 
 def ask_the_device(is_stuck: Callable[[], bool]) -> None:
@@ -78,13 +83,13 @@ def ask_the_device(is_stuck: Callable[[], bool]) -> None:
     _device_is_stuck = is_stuck
 
 
-def _beat(path: str) -> None:
+def _beat(folder: str) -> None:
     looks = Looks()
     while True:
         # The disk may be full, or the script may end at this moment; a GPU that has failed raises errors of any kind.
         with contextlib.suppress(Exception):
             text = encode(looks.look())
-            with open(path, "w", encoding="utf-8") as file:
+            with open(os.path.join(folder, started_with("RANK")), "w", encoding="utf-8") as file:
                 file.write(text)
         time.sleep(_INTERVAL)
 

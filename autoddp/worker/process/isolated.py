@@ -84,7 +84,8 @@ def _at_the_end_of(is_ours: Callable[[BaseException], bool], stop: Callable[[str
             cause = cause.__cause__ or cause.__context__
         if cause is not None:
             before(kind, error, trace)
-            sys.stderr.flush()
+            with contextlib.suppress(Exception):  # the script may have put an object of its own there
+                sys.stderr.flush()
             stop(f"{why}: {next(iter(str(cause).splitlines()), type(cause).__name__)}")
         before(kind, error, trace)
 

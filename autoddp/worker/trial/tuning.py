@@ -52,7 +52,8 @@ from autoddp.worker.trial.runner import LauncherDirector, TrialRunner
 _WATCHED_STEPS = 4  # before anything is measured: the first may differ, and three more show whether all steps are alike
 _UNEVEN = "inside join() a rank has no more inputs while others have: from then on its steps cannot be measured"
 _OTHER_GROUPS = 60.0  # seconds that ranks may take longer to their first steps than those of another group
-_STEPS_WITHOUT_DDP = 20  # of an optimizer on each rank: a script that trains with DDP has built its model by then
+_STEPS_WITHOUT_DDP = 20  # of an optimizer on each rank: most scripts that train with DDP have built their model by then
+_PREPARES = 30.0  # seconds from then on in which all ranks may warm up, or train something small, before DDP
 _TOGETHER = 2  # steps after which all ranks leave, from the one in which a rank sees that all have made so many
 _ALONE = 120.0  # seconds from then on in which one rank may train alone: some warm up, or find their rate, on rank 0
 
@@ -108,8 +109,9 @@ class _TuningJob(DdpHandlers):
         self._forwards: list[int] = []
         self._ready_order: ReadyOrder | None = None
         self._runner: TrialRunner | None = None
-        self._without_ddp: tuple[float, RankStore] | None = None
-        """When this rank had made so many steps that it may train without DDP, and the store that all tell so."""
+        self._without_ddp_since: float | None = None
+        """When this rank had made so many steps that it may train without DDP."""
+        self._ranks_without_ddp: RankStore | None = None
         self._clock = StepClock(patch.alive, self._on_step, switch.as_written)
         super().__init__(
             [
@@ -168,12 +170,16 @@ class _TuningJob(DdpHandlers):
         steps = self._clock.steps_without_ddp
         if self.wrapped_any or steps < _STEPS_WITHOUT_DDP or self._config.diagnoses:
             return
+        self._without_ddp_since = self._without_ddp_since or time.monotonic()
+        seconds = time.monotonic() - self._without_ddp_since
+        if seconds < _PREPARES:
+            return
         if started_with("TORCHELASTIC_USE_AGENT_STORE", "") != "True":  # rank 0 may be yet to make the store
             leave()
-        since, ranks = self._without_ddp = self._without_ddp or (time.monotonic(), RankStore())
+        self._ranks_without_ddp = self._ranks_without_ddp or RankStore()
         # All behind the same step: one that left first would fail the others' next collective.
-        last = ranks.once_all_have("trained without DDP", steps + _TOGETHER)
-        if time.monotonic() - since > _ALONE or (last is not None and steps >= last):
+        last = self._ranks_without_ddp.once_all_have("trained without DDP", steps + _TOGETHER)
+        if seconds > _ALONE or (last is not None and steps >= last):
             leave()
 
     def _on_step(self) -> None:

@@ -61,12 +61,13 @@ class BlockingCollectives(Cause):
 def _first_uses(job: Job) -> dict[tuple[Place, int], Use]:
     """Place, and which of its calls in a step → the first use of its result.
 
-    It is the earliest over all ranks that call it. All of them must have seen one.
+    It is the earliest over all ranks that call it. All of them must have seen one. None may call it in the steps: it
+    may belong to the start, to a trial of fewer threads, or to a world beside that of the ranks.
     """
     found: dict[tuple[Place, int], Use] = {}
-    for which in {which for one in job.recording.processes for which in one.uses}:
+    for which in {which for one in job.recording.of_rank.values() for which in one.uses}:
         callers = [one for one in job.recording.of_rank.values() if which[0] in one.sums]
-        if all(which in one.uses for one in callers):
+        if callers and all(which in one.uses for one in callers):
             found[which] = min(one.uses[which] for one in callers)
     return found
 
