@@ -194,11 +194,13 @@ def measured_at(here: Local, case: Case, args: Namespace) -> list[Row]:
 def in_steps(row: Row) -> None:
     """Make the price one of a step of the job, where the diagnosis could tell only single calls or seconds."""
     found = row.diagnosis.get("communication", {})
-    if row.ms is None or row.low is None or row.high is None or found.get("unit") == "step":
+    if row.ms is None or found.get("unit") == "step":
         return
     assert row.step_ms is not None
     steps = row.step_ms / found["step_ms"]
-    row.ms, row.low, row.high = row.ms * steps, row.low * steps, row.high * steps
+    row.ms *= steps
+    if row.low is not None and row.high is not None:  # an uncertain price has no ends
+        row.low, row.high = row.low * steps, row.high * steps
 
 
 def show(rows: Sequence[Row]) -> dict[str, float]:

@@ -89,8 +89,9 @@ def _repaired(env: Any) -> Any:
 
 def _fork_exec(original: Any) -> Any:
     def fork_exec(words: Any, files: Any, close_fds: Any, keep: Any, cwd: Any, env: Any, *more: Any) -> Any:
-        new = env if env is None else _repaired(env)
-        return original(words, files, close_fds, keep, cwd, env if new is env else as_list(new), *more)
+        if env is not None and (new := _repaired(env)) is not env:
+            env = as_list(new)
+        return original(words, files, close_fds, keep, cwd, env, *more)
 
     return fork_exec
 

@@ -374,6 +374,8 @@ def _verdict(job: Job, findings: Sequence[Finding]) -> list[str]:
         lines.append(f"Nothing is known: {of_time} no collective was called more than twice")
     elif job.script is None and share >= WORTHWHILE:
         lines.append("Nothing is known of what the calls cost: see what was not measured")
+    elif (untried := _not_done_again(recording))[0] >= WORTHWHILE:
+        lines.append(f"Nothing is known of what {' and '.join(untried[1])} cost, and nothing found in the other calls")
     else:
         lines.append(f"Nothing found in the communication that costs 3 % of a {steps.unit}")
     most = f"up to {percent(min(1.0, share))}"

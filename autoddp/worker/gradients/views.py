@@ -92,7 +92,7 @@ def let_parts_be_detached() -> None:
                 raise
             return tensor  # there is nothing to detach it from
 
-    torch.Tensor.detach_ = detach_  # type: ignore[method-assign]
+    torch.Tensor.detach_ = detach_  # type: ignore[assignment]
 
 
 class _Watched:
