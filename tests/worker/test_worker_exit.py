@@ -9,9 +9,11 @@ import threading
 from types import SimpleNamespace
 from typing import Any
 
+import forks
 import pytest
 import torch
 from fake_cuda import FakeCuda
+from launchers import environment
 from torch.distributed import HashStore
 
 from autoddp.log import tell
@@ -64,6 +66,26 @@ def test_a_rank_tells_and_leaves_though_the_scripts_own_streams_cannot_be_flushe
         tell("heard")
         leave()
     assert (lines.written, ended) == ("autoddp: heard\n", [0, 0, 0])
+
+
+HAS_A_HOOK = """
+import sys
+from types import SimpleNamespace
+from autoddp.worker.process.ending import watch_the_end
+watch_the_end(SimpleNamespace(goodbye=lambda why: print("said:", why)))
+sys.excepthook = lambda *_: print("the script's own hook")
+if "fails" in sys.argv:
+    raise KeyError("x")
+"""
+
+
+@pytest.mark.parametrize(
+    ("word", "said"), [("fails", "the script's own hook\nsaid: KeyError: 'x'\n"), ("", "said: \n")]
+)
+def test_what_has_ended_a_script_is_said_though_it_has_a_hook_of_its_own(word: str, said: str) -> None:
+    """As scripts have that send their exceptions to a log."""
+    done = forks.run(["-c", HAS_A_HOOK, word], env=environment())
+    assert (done.stdout, done.returncode) == (said, int(word == "fails"))
 
 
 def test_a_device_that_never_finishes_is_left_alone(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:

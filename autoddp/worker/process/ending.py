@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from autoddp.wire import LauncherClient
+from autoddp.worker.process.error_file import error_of_the_script
 from autoddp.worker.process.gloo_threads import destroy_groups_at_rest
 
 PATIENCE = 8.0  # seconds for the device; twice that is within what the launcher gives to ranks that leave
@@ -22,11 +23,19 @@ def watch_the_end(launcher: LauncherClient) -> None:
     before = sys.excepthook
 
     def said(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        launcher.goodbye(next(iter(f"{kind.__name__}: {error}".splitlines())))
+        launcher.goodbye(_in_a_line(error))
         before(kind, error, trace)
 
+    def ended() -> None:  # `said` was not called where the script has put a hook of its own in its place
+        error = error_of_the_script()
+        launcher.goodbye("" if error is None else _in_a_line(error))
+
     sys.excepthook = said
-    atexit.register(launcher.goodbye, "")
+    atexit.register(ended)
+
+
+def _in_a_line(error: BaseException) -> str:
+    return next(iter(f"{type(error).__name__}: {error}".splitlines()))
 
 
 def leave_at_the_end_of_training(launcher: LauncherClient, has_trained: Callable[[], bool]) -> None:

@@ -20,19 +20,24 @@ def name_the_error(place: str) -> None:
     Nothing is written if the process ends without an exception, by `sys.exit` or by Ctrl-C. A file that exists is kept,
     because it is from `@record`.
     """
-    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-    trace = getattr(error, "__traceback__", None)
-    if not isinstance(error, Exception) or not _ended_the_script(trace) or os.path.exists(place):
+    error = error_of_the_script()
+    if not isinstance(error, Exception) or os.path.exists(place):
         return
     said = {
         "message": f"{type(error).__name__}: {error}",
         "extraInfo": {
-            "py_callstack": "".join(traceback.format_exception(type(error), error, trace)),
+            "py_callstack": "".join(traceback.format_exception(type(error), error, error.__traceback__)),
             "timestamp": str(int(time.time())),
         },
     }
     with open(place, "w", encoding="utf-8") as file:
         json.dump({"message": said}, file)
+
+
+def error_of_the_script() -> BaseException | None:
+    """The exception that has ended the script, asked at exit; None where none has."""
+    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    return error if isinstance(error, BaseException) and _ended_the_script(error.__traceback__) else None
 
 
 def _ended_the_script(trace: TracebackType | None) -> bool:
