@@ -327,7 +327,7 @@ def _error_of_median(blocks: Sequence[Block], moments: Sequence[float], pace: fl
 
 
 def _error_by_parts(blocks: Sequence[Block], length: int, pace: float) -> float:
-    """The same by how far the first two parts of each block, of so many steps, are from the whole.
+    """The error of a block's median by how far its first two parts, of so many steps each, are from the whole.
 
     The shorter a part is, the more its median scatters around that of the block, which holds it.
     """
