@@ -10,7 +10,7 @@ from launchers import ROOT
 from traces.room import may_bind
 
 ENDS = """
-import os, subprocess, sys
+import os, subprocess, sys, time
 from autoddp.isolation.syscalls import adopt_orphans
 from autoddp.processes import children
 
@@ -21,7 +21,8 @@ if sys.argv[1] == "user":  # only now, because another user may not be able to r
 adopt_orphans()
 shell = subprocess.Popen(["sh", "-c", "sleep 100 & echo $!; wait"], stdout=subprocess.PIPE, text=True)
 sleeping = int(shell.stdout.readline())
-assert f"sleep ({sleeping})" in children.named_descendants(None)
+while f"sleep ({sleeping})" not in children.named_descendants(None):  # the shell's child may yet have its name
+    time.sleep(0.01)
 children.kill_if_below(shell.pid)
 assert shell.wait(60) == -9
 children.kill_descendants()
