@@ -232,8 +232,7 @@ def _counts(one: Suspicion, job: Job, again: Replayed) -> tuple[float, str]:
     """
     assert job.script is not None
     took = statistics.fmean(again.seconds[_AS_WRITTEN]) / job.script.covers
-    # What was done again has none of the pauses of the script, such as an evaluation or a slow first step.
-    step = min(job.step, job.script.seconds / job.script.covers)
+    step = _usual_step(job)
     if not took or not step:
         return 1.0, ""
     counts = min(step / took, _MOST)
@@ -266,7 +265,7 @@ def _priced(
     `counts`, `why`: see `_counts`.
     """
     price = difference(before, after)
-    if price.seconds * counts < WORTHWHILE * job.step:
+    if price.seconds * counts < WORTHWHILE * _usual_step(job):
         return None
     changed = [(statistics.fmean(after), one.tried), *beside]
     others = "; ".join(f"{milliseconds(seconds)} ms with {words}" for seconds, words in changed)
@@ -281,6 +280,14 @@ def _priced(
         one.fix,
         one.lines,
     )
+
+
+def _usual_step(job: Job) -> float:
+    """Seconds of a step without the pauses of the script, such as an evaluation, or a look at where results are used.
+
+    What was done again has none of these.
+    """
+    return job.step if job.script is None else min(job.step, job.script.seconds / job.script.covers)
 
 
 def _apart(job: Job, as_written: Sequence[float]) -> float:
