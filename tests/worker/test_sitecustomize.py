@@ -132,31 +132,6 @@ def test_an_order_that_cannot_be_read_stops_nothing(folder: Path, text: str) -> 
     assert found.stderr.count("\n") == 1
 
 
-SETS_THE_COMPILERS = """
-import os, sys
-import torch
-os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", "/its/own")
-print("torch._dynamo" in sys.modules, os.environ["TORCHINDUCTOR_CACHE_DIR"])
-"""
-
-
-@pytest.mark.parametrize(
-    "order",
-    [
-        ORDERS["tuning"],  # each imports torch
-        whole(WorkerConfig(bypass=True)),
-        whole(WorkerConfig(configuration=Configuration({"static_graph": True}))),
-    ],
-    ids=["tuning", "bypass", "recipe"],
-)
-def test_variables_of_torchs_compiler_are_the_scripts_until_it_uses_it(folder: Path, order: WorkerConfig) -> None:
-    """Who imports the compiler reads and sets them: torch does so where the script makes its first optimizer."""
-    env = bare(folder, None)
-    env.pop("TORCHINDUCTOR_CACHE_DIR", None)
-    found = run(folder, {**env, **order.environment(env)}, "-c", SETS_THE_COMPILERS)
-    assert (found.returncode, found.stdout) == (0, "False /its/own\n"), found.stderr
-
-
 SAYS_OTHERWISE = """
 import os
 os.environ["LOCAL_RANK"] = "0"

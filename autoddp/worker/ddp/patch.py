@@ -106,11 +106,10 @@ class Patch:
         DDP.__setstate__ = self._wrap_unpickling()  # type: ignore[method-assign]
 
     def _watch_forward(self) -> None:
-        """Patch the forward pass. This waits for the first object, see `at_first_object`."""
+        """Patch the forward pass. This waits for the first object, because importing torch._dynamo takes a second."""
         if self._watches:
             return
         self._watches = True
-        _begin()
         private.wrap_forward(self._tell_forward, self._tell_return)
 
     def _wrap_construction(self) -> Callable[..., None]:
@@ -233,30 +232,6 @@ def _name(group: str, number: int) -> str:
 def _trains(ddp: DDP) -> bool:
     """Whether the object's forward pass, which begins now, may have a backward pass that changes parameters."""
     return ddp.training and torch.is_grad_enabled() and any(p.requires_grad for p in module_parameters(ddp))
-
-
-_waiting: list[Callable[[], None]] | None = []
-"""What waits for the first object; None where there is one."""
-
-
-def at_first_object(call: Callable[[], None]) -> None:
-    """Call `call` when the script builds or unpickles its first DDP object; now if it has one.
-
-    What torch.compile is to leave alone waits for that: to tell it so imports torch._dynamo and torch._inductor. These
-    take a second, set TORCHINDUCTOR_CACHE_DIR, and read variables that a script may set after it has imported torch.
-    """
-    if _waiting is None:
-        call()
-    else:
-        _waiting.append(call)
-
-
-def _begin() -> None:
-    """The script builds or unpickles its first object."""
-    global _waiting
-    waiting, _waiting = _waiting or [], None
-    for call in waiting:
-        call()
 
 
 def around_ddps_own(around: Callable[[], contextlib.AbstractContextManager[None]]) -> None:

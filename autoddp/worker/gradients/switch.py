@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from autoddp.worker.ddp.patch import around_ddps_own, at_first_object
+from autoddp.worker.ddp.patch import around_ddps_own
 from autoddp.worker.ddp.private import ask_before_preparing, must_reduce, version_of
 from autoddp.worker.ddp.wrapped import Wrapped
 
@@ -39,9 +39,6 @@ class ReductionSwitch:
     def install(self) -> None:
         """Put the property on the class; the instances keep their own values in their dictionaries."""
         setattr(DDP, self._NAME, property(self._get, self._set))
-        at_first_object(self._wrap)
-
-    def _wrap(self) -> None:
         around_ddps_own(self._while_ddp_reads)
         ask_before_preparing(self._may_be_prepared)
 
