@@ -140,7 +140,7 @@ def _sums(calls: Sequence[Call]) -> dict[Place, Sums]:
 
 @dataclass
 class _Named:
-    """What a process has said of itself: the lines of its second file."""
+    """What a process has said of itself: the names in its file."""
 
     process: ProcessNamed | None = None
     world: WorldNamed | None = None
