@@ -794,6 +794,27 @@ def test_fewer_groups_at_a_time_keep_what_their_ranks_do() -> None:
     assert WAIT in {one.act.call for one in changed.played[0]}
 
 
+@pytest.mark.parametrize(("share", "found"), [(0.02, False), (0.99, True)])
+def test_a_result_that_is_used_before_a_group_is_made_is_not_used_later(share: float, found: bool) -> None:
+    """What is done with groups lies in the gap before the next call: all of it counted as before the use."""
+    new, always = place(20, "new_group", "new_group", None), Group((0, 1), "always", "gloo")
+    of_ranks: list[list[Call]] = [[], []]
+    for number in range(60):
+        now = 1.0 + number * 2e-2
+        mine = Group((0, 1), f"group {number}", "gloo")
+        for calls in of_ranks:
+            calls.append(call(place(11, group=always), number, now, 2e-3))
+            calls.append(replace(call(new, number, now + 2.1e-3, 4e-3), returned=now + 6.1e-3, wait_began=now + 6.1e-3))
+            calls.append(call(place(21, group=mine), 0, now + 6.2e-3, 1e-3))
+    events = {number: Group((0, 1), f"group {number}") for number in range(60)}
+    uses = {(place(11, group=always), -1): Use(0, share, "train.py:12")}
+    both = [replace(process(rank, calls), group_events=events, uses=uses) for rank, calls in enumerate(of_ranks)]
+    recording = Recording(tuple(both))
+    steps = steps_of(recording)
+    job = Job(recording, steps, [], script_of(recording, steps), 2)
+    assert bool(list(CAUSES["blocking_collectives"].suspect(job))) is found
+
+
 def test_groups_that_are_made_in_each_step() -> None:
     """They are made again in the replay, one after another in one place; without the cause the first one stays."""
     new, members = place(20, "new_group", "new_group", None), (0, 1)

@@ -102,10 +102,11 @@ def _waits(process: Process, played: Sequence[Played], uses: dict[tuple[Place, i
     """Each wait of a rank for a result of which the first use is known.
 
     `Use.calls` counts what was recorded. Not all of that is done again: no sends, for example, and of a function for
-    objects only the whole. So the time tells which act comes after the use.
+    objects only the whole; and groups that are made do not count. So the time tells which act comes after the use.
     """
     keys = {id(one.call): one.key for one in played if one.key != NO_CALL}
     counted = sorted(at for call in process.calls if call.place.group is not None for at in _counted(call))
+    begins = [began for began, _ in counted]
     over = [_over(one) for one in played]
     nth = _nth_of(process)
     for number, one in enumerate(played):
@@ -114,16 +115,19 @@ def _waits(process: Process, played: Sequence[Played], uses: dict[tuple[Place, i
         is_wait = (one.key != NO_CALL and one.act.waits) or one.act.call == WAIT
         if use is None or not is_wait or "object" in one.call.place.collective:
             continue
-        following = bisect_left(counted, one.call.ended) + use.calls
-        used = bisect_right(over, counted[following]) if following < len(counted) else len(played)
+        following = bisect_left(begins, one.call.ended) + use.calls
+        used = len(played)
+        if following < len(counted):
+            before = counted[following - 1][1] if use.calls else one.call.ended
+            used = max(number + 1, bisect_right(over, before + use.share * max(0.0, begins[following] - before)))
         yield _Wait(number, keys.get(id(one.call), NO_CALL), one.call, used, use)
 
 
-def _counted(call: Call) -> Iterator[float]:
-    """When what `Use.calls` counts began: the call, and the wait for the end of one that was only started."""
-    yield call.began
+def _counted(call: Call) -> Iterator[tuple[float, float]]:
+    """When what `Use.calls` counts began and was over: the call, and the wait for one that was only started."""
+    yield call.began, call.back
     if call.wait_ended and not call.is_blocking:
-        yield call.wait_began
+        yield call.wait_began, call.wait_ended
 
 
 def _over(one: Played) -> float:
