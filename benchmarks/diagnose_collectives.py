@@ -8,8 +8,9 @@ Each cause is planted in two scripts of jobs/slow/, which run on two to eight gl
 two hosts (tests/lab.py, as root). Three things are measured for each:
 
 - the diagnosis, `autoddp diagnose --json`, `--runs` times: whether the right cause comes first, and how long it takes
-- the real gain, before and after each diagnosis, because other programs use this machine too: the job under torchrun,
-  as written and mended in turns (AB BA …); what can be mended only at the start is run as whole jobs, in pairs
+- the real gain, by whole jobs under torchrun, as written and mended, before, between and behind the diagnoses, because
+  other programs use this machine too. One start of a job differs from the next one, by a quarter for some: so each
+  price is compared with the mean of all of them
 - the price in the diagnosis beside that gain, both in milliseconds of a step, with 99 % intervals
 
 `clean_collectives.py` has no reason to be slow: any finding in it is wrong. Targets: the right cause first in 95 % of
@@ -33,13 +34,9 @@ from common import JOBS, Hosts, Lab, Local, autoddp, options, paired, say, table
 from lab import unavailable
 from prices import FIRST, PRICE, Priced, number
 
-sys.path.insert(0, str(JOBS / "slow"))
-import job
-
 LIMIT = 60.0  # seconds in which an answer has to be there
-WARMUP = 0.2  # of the steps of a job, or of a turn, which do not count
-TURNS = 8  # in the steps of a case: each takes a second, because small calls are slow for some time behind others
-PAIRS = 4  # of turns that count as a round
+WARMUP = 0.2  # of the steps of a job, which do not count
+ENDLESS = 10**7  # steps of a job that is diagnosed: it is ended when it has been seen for long enough
 
 
 @dataclass(frozen=True)
@@ -51,11 +48,9 @@ class Case:
     kind: str
     ranks: int
     steps: int
-    """For about eight seconds."""
+    """For about six seconds."""
     hosts: int = 1
     """Of a lab, with a slow network and a fast one, where there are several."""
-    takes_turns: bool = True
-    """Whether it can be mended while it runs."""
 
     @property
     def name(self) -> str:
@@ -64,31 +59,31 @@ class Case:
 
     @property
     def command(self) -> list[str]:
-        """torchrun's option, the script and its options."""
+        """torchrun's option, the script and its options, but for the number of steps."""
         script = JOBS / "slow" / f"{self.cause or 'clean_collectives'}.py"
         each = str(self.ranks // self.hosts)
-        return ["--nproc-per-node", each, str(script), "--kind", self.kind, "--steps", str(self.steps)]
+        return ["--nproc-per-node", each, str(script), "--kind", self.kind]
 
 
 CASES = [
-    Case("small_collectives", "gradients", 2, 400),
-    Case("small_collectives", "statistics", 4, 400),
-    Case("blocking_collectives", "gradients", 2, 150),
-    Case("blocking_collectives", "weights", 2, 100),
-    Case("too_many_groups", "halves", 4, 100),
-    Case("too_many_groups", "metrics", 2, 150),
-    Case("oversubscribed_cores", "threads", 2, 500),  # threads are tried in the running script: that takes ten seconds
-    Case("oversubscribed_cores", "pairs", 8, 60, takes_turns=False),
-    Case("waiting_for_rank", "work", 4, 200),
-    Case("waiting_for_rank", "log", 2, 250),
-    Case("object_collectives", "gather", 2, 1000),
-    Case("object_collectives", "broadcast", 4, 1000),
-    Case("scalar_collectives", "several", 2, 1000),
-    Case("scalar_collectives", "loss", 4, 1000),
-    Case("needless_barriers", "times", 4, 1000),
-    Case("needless_barriers", "log", 2, 1000),
-    Case("wrong_interface", "gradients", 2, 50, hosts=2, takes_turns=False),
-    Case("wrong_interface", "pieces", 2, 50, hosts=2, takes_turns=False),
+    Case("small_collectives", "gradients", 2, 90),
+    Case("small_collectives", "statistics", 4, 150),
+    Case("blocking_collectives", "gradients", 2, 120),
+    Case("blocking_collectives", "weights", 2, 90),
+    Case("too_many_groups", "halves", 4, 120),
+    Case("too_many_groups", "metrics", 2, 180),
+    Case("oversubscribed_cores", "threads", 2, 90),
+    Case("oversubscribed_cores", "pairs", 8, 60),
+    Case("waiting_for_rank", "work", 4, 150),
+    Case("waiting_for_rank", "log", 2, 220),
+    Case("object_collectives", "gather", 2, 800),
+    Case("object_collectives", "broadcast", 4, 800),
+    Case("scalar_collectives", "several", 2, 600),
+    Case("scalar_collectives", "loss", 4, 800),
+    Case("needless_barriers", "times", 4, 400),
+    Case("needless_barriers", "log", 2, 800),
+    Case("wrong_interface", "gradients", 2, 50, hosts=2),
+    Case("wrong_interface", "pieces", 2, 50, hosts=2),
 ]
 CLEAN = [
     Case("", "zero", 2, 250),
@@ -118,41 +113,26 @@ class Row(Priced):
 
 
 def real_gain(here: Local, case: Case, rounds: int) -> dict[str, list[float]]:
-    """Seconds of a step as written and mended, in `rounds` pairs; the mean of the rank that takes longest."""
-    if case.takes_turns:
-        return gain_in_turns(here, case, rounds)
+    """Seconds of a step as written and mended, in `rounds` pairs of jobs; the mean of the rank that takes longest."""
 
     def mean(*more: str) -> float:
-        of_ranks = here.ranks_seconds([*torchrun(), *case.command, *more])
-        return of_slowest(of_ranks, 0, case.steps)
+        of_ranks = here.ranks_seconds([*torchrun(), *case.command, "--steps", str(case.steps), *more])
+        return of_slowest(of_ranks)
 
     return paired({"as written": mean, "mended": lambda: mean("--mended")}, rounds)
 
 
-def gain_in_turns(here: Local, case: Case, rounds: int) -> dict[str, list[float]]:
-    """As `real_gain`, by jobs that take turns."""
-    found: dict[str, list[float]] = {"as written": [], "mended": []}
-    length, turns = max(4, case.steps // TURNS), 2 * PAIRS * rounds
-    more = ["--turns", str(length), "--steps", str(turns * length)]
-    of_ranks = here.ranks_seconds([*torchrun(), *case.command, *more])
-    for turn in range(turns):
-        name = "mended" if job.is_mended(turn) else "as written"
-        found[name].append(of_slowest(of_ranks, turn * length, length))
-    say("  ".join(f"{name} {statistics.fmean(of_it) * 1e3:.2f} ms" for name, of_it in found.items()))
-    return found
-
-
-def of_slowest(of_ranks: Sequence[Sequence[float]], first: int, count: int) -> float:
-    """The mean of `count` steps from the first one on, of the rank that takes longest, without its warm-up."""
-    begin, end = first + round(WARMUP * count), first + count
-    return max(statistics.fmean(steps[begin:end]) for steps in of_ranks if len(steps) > begin)
+def of_slowest(of_ranks: Sequence[Sequence[float]]) -> float:
+    """The mean of the steps of the rank that takes longest, without its warm-up."""
+    return max(statistics.fmean(steps[round(WARMUP * len(steps)) :]) for steps in of_ranks)
 
 
 def diagnosed(here: Local, case: Case, row: Row) -> None:
     """Fill in what `autoddp diagnose --json` says."""
     began = time.monotonic()
+    endless = [*case.command, "--steps", str(ENDLESS)]
     try:
-        row.take_diagnosis(json.loads(here.printed([*autoddp("diagnose", "--json"), *case.command])))
+        row.take_diagnosis(json.loads(here.printed([*autoddp("diagnose", "--json"), *endless])))
     except (RuntimeError, ValueError) as error:
         row.error = str(error)
         return
@@ -179,15 +159,17 @@ def measured_at(here: Local, case: Case, args: Namespace) -> list[Row]:
     """See `measured`."""
     rows = [Row(case.name, case.cause, run) for run in range(args.runs)]
     has_gain = bool(case.cause and args.rounds)
-    before = real_gain(here, case, args.rounds) if has_gain else {}
+    gains = [real_gain(here, case, args.rounds)] if has_gain else []
     for row in rows:
         diagnosed(here, case, row)
         say(f"{case.name}: {row.error or f'first {row.first or None}; of the cause {row.status}, {row.ms} ms'}")
         if has_gain:
-            after = real_gain(here, case, args.rounds)
-            row.take_seconds({name: before[name] + after[name] for name in before})
+            gains.append(real_gain(here, case, args.rounds))
+    if gains:
+        seconds = {name: [second for gain in gains for second in gain[name]] for name in gains[0]}
+        for row in rows:
+            row.take_seconds(seconds)
             in_steps(row)
-            before = after
     return rows
 
 
@@ -242,7 +224,7 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--only", metavar="NAME,…", default="", help="causes, or jobs such as 'clean zero' (all)")
     parser.add_argument("--runs", type=int, default=1, help="diagnoses of each job (1)")
-    parser.add_argument("--rounds", type=int, default=2, help=f"before and after: pairs, or {PAIRS} pairs of turns (2)")
+    parser.add_argument("--rounds", type=int, default=2, help="pairs of whole jobs around each diagnosis (2)")
     args = parser.parse_args()
     if args.quick:
         args.rounds = 0

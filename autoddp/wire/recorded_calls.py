@@ -84,7 +84,8 @@ the function that the script has called returned.
 `cpu_returned` is the CPU time of the thread when the call has returned, and `cpu_waited` when the script itself has
 waited for its end: so what it computes between two calls is told from what it sleeps there. They are 0 in another
 thread than that of the first call. `cpu_waited` is 0 where `is_blocking` is 1, and `cpu_returned` is 0 behind a gap of
-less than `SHORT_GAP`, in which a thread hardly sleeps.
+less than `SHORT_GAP`, in which a thread hardly sleeps. What is no call of a group counts as one that returns at once
+and is waited for: so it has both, from its begin and its end.
 
 `root` is the rank in the group that sends to the others, or collects; -1 for calls in which all do the same.
 """

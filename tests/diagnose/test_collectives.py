@@ -381,6 +381,26 @@ def test_calls_of_some_steps_only_count_for_all_of_them(every: int) -> None:
     )
 
 
+def test_a_step_takes_what_steps_take_on_average_without_pauses() -> None:
+    """Each fourth stretch of steps is slower, and an evaluation of 4 s comes once: it is no part of a step.
+
+    Nor is what autoddp adds at first, while it looks at more than calls.
+    """
+    of_ranks: list[list[Call]] = [[], []]
+    now = 1.0
+    for number in range(2400):
+        slow = number // 24 % 4 == 0
+        at_first = 5e-3 if number < 1000 else 0.0
+        now += (14e-3 if slow else 9e-3) + at_first + (4.0 if number == 2000 else 0.0)
+        for calls in of_ranks:
+            calls.append(call(place(10), number, now, 1e-3))
+        now += 1e-3
+    recording = Recording(tuple(process(rank, calls) for rank, calls in enumerate(of_ranks)))
+    script = script_of(recording, steps_of(recording))
+    assert script is not None
+    assert script.seconds / script.covers * script.pace == pytest.approx(11.25e-3, rel=0.03)
+
+
 def test_a_call_that_is_waited_for_much_later_is_a_part_of_its_step() -> None:
     """A step ends where nothing is open, and not in the middle of what runs beside a call."""
     ranks = []

@@ -105,6 +105,23 @@ def test_each_call_can_be_done_again(tmp_path: Path) -> None:
     assert all(len(seconds) >= 3 and min(seconds) > 0 for seconds in found.values())
 
 
+def test_the_rounds_are_divided_among_several_starts_of_the_ranks(tmp_path: Path) -> None:
+    """What one start happens to get would else be the price."""
+    alike = Program(((0,),), ((Act(REST, sleeps=0.02),),))
+    plan, result = tmp_path / "plan.json", tmp_path / "result.json"
+    plan.write_text(codec.encode(Replay({"as written": alike, "changed": alike}, 1, 1, "gloo", 1000.0)))
+    words = [sys.executable, "-m", "autoddp.worker.bench.replay", str(plan), str(result)]
+    seen = set[int]()
+    with subprocess.Popen(words, env=environment()) as replay:
+        while replay.poll() is None:
+            seen |= with_result(result)
+    assert replay.returncode == 0
+    assert len(seen) == 1 + 4 * 2  # four times a store and a rank
+    found = codec.decode(result.read_text(), Replayed)
+    assert [len(seconds) for seconds in found.seconds.values()] == [40, 40]
+    assert found.in_calls == {"as written": (pytest.approx(0.0, abs=5e-3),), "changed": (pytest.approx(0.0, abs=5e-3),)}
+
+
 def test_a_group_has_the_backend_that_it_has_in_the_script() -> None:
     """One of gloo beside NCCL, for numbers of the host, is done again by gloo; one that torch has not got cannot be."""
     acts = tuple(Act("allreduce", group, 8, device="cpu") for group in range(4))

@@ -193,7 +193,8 @@ def _saved_in_gaps(script: Script, changed: Script | None) -> dict[int, float]:
         return sum(played.act.computes + played.act.sleeps for played in one.played.get(rank, ()))
 
     after = script if changed is None else changed
-    return {rank: max(0.0, of_gaps(script, rank) - of_gaps(after, rank)) / script.covers for rank in script.played}
+    steps = script.covers / script.pace
+    return {rank: max(0.0, of_gaps(script, rank) - of_gaps(after, rank)) / steps for rank in script.played}
 
 
 def _least_in_calls(job: Job, saved: Mapping[int, float]) -> float:
@@ -229,10 +230,11 @@ def _counts(one: Suspicion, job: Job, again: Replayed) -> tuple[float, str]:
     price of a change of calls is in proportion to them. If a change shortens gaps too, it is in proportion to the step.
     But one machine is not as quick at all times, and the job goes on at either pace. So if they do not differ much, it
     is the mean of the price now and the price at the pace of the script.
+    What is done again takes as long as most steps, and all steps take longer on average: that counts in full.
     """
     assert job.script is not None
     took = statistics.fmean(again.seconds[_AS_WRITTEN]) / job.script.covers
-    step = _usual_step(job)
+    step = min(job.step, job.script.seconds / job.script.covers)
     if not took or not step:
         return 1.0, ""
     counts = min(step / took, _MOST)
@@ -244,9 +246,10 @@ def _counts(one: Suspicion, job: Job, again: Replayed) -> tuple[float, str]:
         counts = min(max(1 - (took - step) / in_calls, _LEAST), _MOST) if in_calls else 1.0
     if _apart(job, again.seconds[_AS_WRITTEN]) <= _UNLIKE:
         counts = (1 + counts) / 2
+    counts *= _usual_step(job) / step
     if abs(counts - 1) <= _ALIKE:
         return counts, ""
-    in_script = f"In the script a {job.steps.unit} takes {milliseconds(step)} ms"
+    in_script = f"In the script a {job.steps.unit} takes {milliseconds(_usual_step(job))} ms"
     return counts, f"{in_script}, so {percent(counts)} of that difference counts"
 
 
@@ -287,7 +290,8 @@ def _usual_step(job: Job) -> float:
 
     What was done again has none of these.
     """
-    return job.step if job.script is None else min(job.step, job.script.seconds / job.script.covers)
+    script = job.script
+    return job.step if script is None else min(job.step, script.seconds * script.pace / script.covers)
 
 
 def _apart(job: Job, as_written: Sequence[float]) -> float:

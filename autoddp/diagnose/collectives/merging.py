@@ -107,8 +107,8 @@ def places_of(script: Script, keys: set[tuple[int, int]]) -> tuple[str, ...]:
 
 
 def seconds_in(script: Script, keys: set[tuple[int, int]]) -> float:
-    """Seconds of a step for which the rank that needs longest stands in these calls."""
+    """Seconds of a step on average for which the rank that needs longest stands in these calls."""
     most = max(
         (sum(one.call.seconds for one in of_rank if one.key in keys) for of_rank in script.played.values()), default=0.0
     )
-    return most / script.covers
+    return most / script.covers * script.pace

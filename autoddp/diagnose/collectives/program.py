@@ -61,6 +61,8 @@ class Script:
     """See `Process.builds`, of all ranks."""
     of_each: bool = False
     """See `Steps.of_each`."""
+    pace: float = 1.0
+    """See `Stretch.pace`."""
 
     @property
     def program(self) -> Program:
@@ -205,12 +207,14 @@ def script_of(recording: Recording, steps: Steps) -> Script | None:
     lasts = {rank: spans[rank] - cut for rank, (_, cut) in done.items()}
     seconds = max(lasts.values())
     covers = count or (max(spans.values()) / steps.seconds if steps.seconds > 0 else 1.0)
+    pace = 1.0 if longest is None or not count else longest.pace
     if count and len(set(stretches.values())) > 1:  # the time that one of them happened to get tells little
-        seconds = covers * steps.seconds
+        seconds, pace = covers * steps.seconds, 1.0
     of_each = bool(count) and steps.of_each
     pauses = {rank: _pause(recording.of_rank[rank], of_rank, lasts[rank]) for rank, of_rank in played.items()}
     builds = frozenset[Place]().union(*(one.builds for one in recording.of_rank.values()))
-    return Script(groups, played, covers, seconds, max(recording.world, max(played) + 1), pauses, builds, of_each)
+    ranks = max(recording.world, max(played) + 1)
+    return Script(groups, played, covers, seconds, ranks, pauses, builds, of_each, pace)
 
 
 def _until(last: Played) -> float:
@@ -362,8 +366,7 @@ def _played(
     longest = max(rank.longest_gap, usual, _gap_ahead(process, events[0][0]))
     cut = 0.0
     if behind is not None and not is_made and (gap := behind.began - rank.back) <= _AS_LONG * longest:
-        about_groups = None if behind.place.group else Act(MAKE_GROUP)
-        computes, sleeps = rank.gap_before(behind, behind.began, about_groups)
+        computes, sleeps = rank.gap_before(behind, behind.began, None)
         # No call needs more of it to be hidden there, and a replay should not take minutes.
         share = min(1.0, LONGEST_STEP / max(gap, 1e-9))
         made = [*rest(computes * share, sleeps * share, replace(found[-1], call=behind))]
@@ -480,9 +483,8 @@ class _Rank:
         """
         gap = max(0.0, began - self.back)
         self.longest_gap = max(self.longest_gap, gap)
-        # What a call that makes a group computes is not known.
-        is_known = self.cpu and (act is None or act.call == WAIT)
-        cpu = self.gaps.cpu_before(call, began, is_wait=act is not None) if is_known else 0.0
+        is_wait = act is not None and act.call == WAIT
+        cpu = self.gaps.cpu_before(call, began, is_wait) if self.cpu else 0.0
         computes, sleeps = self.gaps.divided(gap, cpu - self.cpu if cpu else _UNKNOWN)
         was_looked_at = gap <= SHORT_GAP or call.cpu_returned
         self._cpu_at_call = self.cpu + computes if self.cpu and was_looked_at else 0.0

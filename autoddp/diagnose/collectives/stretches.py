@@ -20,6 +20,9 @@ LONGEST_STEP = 3.0
 MOST_CALLS = 3_000
 """Calls of one rank in one round."""
 _LONGEST = 0.4  # seconds of the script that are done again in one round; more where one step takes longer
+_LATE = 1 / 3  # of the recording: before that autoddp looks at more, and so the script is slower
+_FEWEST = 5  # stretches in it; where it has fewer, all count
+_PAUSED = 2.0  # times as long as usual takes a stretch with a pause, as for an evaluation
 _OF_EACH = 3.0  # times as long where sets make equally many steps: one that ends first leaves its cores to the others
 
 
@@ -31,6 +34,8 @@ class Stretch:
     end: float
     steps: float = 0.0
     """Steps in it; 0 where they cannot be counted."""
+    pace: float = 1.0
+    """Seconds that so many steps take on average, without pauses, divided by those of this stretch."""
 
 
 def stretches_of(
@@ -116,20 +121,33 @@ class _Set:
         if not often:
             return None
         marks = self.marks
-        first, last = _usual([(marks[-1 - often - n], marks[-1 - n]) for n in range(0, len(marks) - often, often)])
+        each = [(marks[-1 - often - n], marks[-1 - n]) for n in range(0, len(marks) - often, often)]
+        late = [one for one in each if one[0] >= marks[-1] - _LATE * (marks[-1] - marks[0])]
+        each = late if len(late) >= _FEWEST else each
+        first, last = _usual(each)
         spans = [(min(c.began for c in calls.values()), max(c.ended for c in calls.values())) for calls in self.whole]
         spans = [(began, ended) for began, ended in spans if began >= first and ended <= last]
         # A pause before and behind them may be longer: it is cut.
         if not spans or max(ended for _, ended in spans) - min(began for began, _ in spans) > LONGEST_STEP:
             return None
         place = None if steps.period else _steps_at(self.process)
-        return Stretch(first, last, often if place is None else _steps_between(self.process, place, first, last))
+        count = often if place is None else _steps_between(self.process, place, first, last)
+        return Stretch(first, last, count, _pace(each, last - first))
 
 
 def _usual(stretches: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """The one of median length: where others use the machine too, the steps of some seconds take much longer."""
     by_length = sorted(stretches, key=lambda one: one[1] - one[0])
     return by_length[(len(by_length) - 1) // 2]
+
+
+def _pace(stretches: Sequence[tuple[float, float]], usual: float) -> float:
+    """How long stretches take on average as a multiple of the usual one, without those that have a pause.
+
+    A script takes as long as its steps do on average, and most of them take less than that.
+    """
+    lengths = [last - first for first, last in stretches]
+    return statistics.fmean(length for length in lengths if length <= _PAUSED * usual) / usual if usual else 1.0
 
 
 def _steps_at(process: Process) -> Place | None:

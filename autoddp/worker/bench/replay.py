@@ -4,7 +4,9 @@
 
 It runs when the script has ended: its processes are gone, so nothing of this can mix with its calls. One process
 imports torch and forks a process for each rank, which takes a second in all. Programs take turns (A B B A …), so what
-else the machine does meets all of them. A rank that waits for too long ends, and the others with it.
+else the machine does meets all of them. One start of the same processes differs from the next by more than its rounds
+do, as the starts of the script. So ranks are started several times, and do a part of the rounds each time. A rank that
+waits for too long ends, and the others with it.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import signal
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -47,17 +49,42 @@ _FEWEST_TO_KNOW = 6  # rounds, before which an interval may be narrow by chance
 _WELL_ENOUGH = 0.05  # of a price, to both sides
 _WORTHWHILE = 0.03  # of the steps as written, from which a gain is worth more rounds
 _UNDECIDED = 2.0  # times as long, where a gain may be none
+_STARTS = 4  # of the ranks, among which the rounds are divided
 _OVERHEAD = 3e-6  # seconds of this file's own between two calls; the script's Python, and torch's, is in its gaps
 _SLEEPS = 1e-4  # shorter than this the kernel does not sleep
 _MOST_TURNS = 100  # of computing and sleeping in one gap
 
 
 def main() -> None:
-    """Fork the ranks, and write their times; exit code 1 if one of them fails. All end with the launcher."""
+    """Start the ranks until enough is known, and write their times; exit code 1 if one of them fails.
+
+    All end with the launcher.
+    """
     _end_with_parent()
     plan = codec.decode(Path(sys.argv[1]).read_text(encoding="utf-8"), Replay)
     result = Path(sys.argv[2])
     torch.set_num_threads(1)  # no thread may be there before the forks
+    found = Replayed(dict.fromkeys(plan.programs, ()), dict.fromkeys(plan.programs, (0.0,) * plan.ranks))
+    began, is_enough = time.monotonic(), False
+    while not is_enough:
+        if not _start(plan, found, result):
+            sys.exit(1)
+        found = codec.decode(result.read_text(encoding="utf-8"), Replayed)
+        is_over = time.monotonic() - began >= _longest(plan, found) or _rounds(found) >= _MOST
+        is_enough = is_over or _is_known(found.seconds)
+
+
+def _rounds(found: Replayed) -> int:
+    return len(next(iter(found.seconds.values())))
+
+
+def _longest(plan: Replay, found: Replayed) -> float:
+    """Seconds that all starts may take together; the first one makes `_FEWEST` rounds in any case."""
+    return plan.seconds * (1.0 if _are_decided(found.seconds) else _UNDECIDED)
+
+
+def _start(plan: Replay, found: Replayed, result: Path) -> bool:
+    """Fork the ranks, which add their rounds to what was found and write it; whether none of them has failed."""
     # Its own store: another program's time-outs and keys stay away from it.
     reads, writes = os.pipe()
     store = os.fork()
@@ -66,22 +93,26 @@ def main() -> None:
     os.close(writes)
     with os.fdopen(reads) as pipe:
         port = int(pipe.readline())
-    children = {}
+    children: dict[int, int] = {}
+    ended: set[int] = set()
     for rank in range(plan.ranks):
         pid = os.fork()
         if pid == 0:
-            _end_after(1, lambda: _rank(plan, rank, port, result))  # noqa: B023 - called at once
+            _end_after(1, lambda: _rank(plan, found, rank, port, result))  # noqa: B023 - called at once
         children[pid] = rank
     failed = False
     while children:
         pid, status = os.wait()
         children.pop(pid, None)
+        ended.add(pid)
         if (status or pid == store) and not failed:
             failed = True
             for other in children:
                 os.kill(other, signal.SIGKILL)
-    os.kill(store, signal.SIGKILL)
-    sys.exit(int(failed))
+    if store not in ended:
+        os.kill(store, signal.SIGKILL)
+        os.waitpid(store, 0)
+    return not failed
 
 
 def _serve(pipe: int) -> None:
@@ -114,7 +145,7 @@ def _end_after(code: int, work: Callable[[], None]) -> None:
         os._exit(code)
 
 
-def _rank(plan: Replay, rank: int, port: int, result: Path) -> None:
+def _rank(plan: Replay, found: Replayed, rank: int, port: int, result: Path) -> None:
     _end_with_parent()
     if sys.platform == "linux":
         # As torchrun's ranks: the kernel shares cores between sessions first (autogroups), then among the threads of
@@ -131,17 +162,16 @@ def _rank(plan: Replay, rank: int, port: int, result: Path) -> None:
     for run in runs.values():  # connects: for that no rank has to compute
         run.once(with_gaps=False)
         run.in_calls = 0.0
-    names = list(runs)
-    seconds: dict[str, list[float]] = {name: [] for name in names}
+    names, before = list(runs), _rounds(found)
+    seconds = {name: [*of_it] for name, of_it in found.seconds.items()}
     began, number = time.monotonic(), 0
-    while number < _MOST:
+    while True:
         for name in names if number % 2 == 0 else reversed(names):
             dist.barrier()
             seconds[name].append(_of_all(runs[name].once(), plan.programs[name], rank, device))
         number += 1
-        longest = plan.seconds * (1.0 if _are_decided(seconds, names) else _UNDECIDED)
-        is_over = time.monotonic() - began >= longest or _is_known(seconds, names)
-        goes_on = torch.tensor([int(number < _FEWEST or not is_over)], device=device)
+        is_over = number >= _MOST // _STARTS or time.monotonic() - began >= _longest(plan, found) / _STARTS
+        goes_on = torch.tensor([int(before + number < _FEWEST or not (is_over or _is_known(seconds)))], device=device)
         dist.broadcast(goes_on, src=0)
         if not int(goes_on):
             break
@@ -150,10 +180,14 @@ def _rank(plan: Replay, rank: int, port: int, result: Path) -> None:
     dist.all_gather(of_ranks, in_calls)
     dist.barrier()  # with NCCL the call before returns while it is at work, and a rank that ends would end it
     if rank == 0:
-        rounds = {name: tuple(of_it) for name, of_it in seconds.items()}
         stood = dict(zip(names, zip(*(of_rank.tolist() for of_rank in of_ranks), strict=True), strict=True))
-        text = codec.encode(Replayed(rounds, stood))
-        result.write_text(text, encoding="utf-8")
+        share = number / (before + number)
+        means = {
+            name: tuple(then + share * (now - then) for then, now in zip(found.in_calls[name], of_it, strict=True))
+            for name, of_it in stood.items()
+        }
+        rounds = {name: tuple(of_it) for name, of_it in seconds.items()}
+        result.write_text(codec.encode(Replayed(rounds, means)), encoding="utf-8")
 
 
 def _of_all(took: float, program: Program, rank: int, device: torch.device) -> float:
@@ -168,20 +202,21 @@ def _of_all(took: float, program: Program, rank: int, device: torch.device) -> f
     return float(both[0] / both[1].clamp_min(1))  # a change may leave nothing to do
 
 
-def _is_known(seconds: dict[str, list[float]], names: list[str]) -> bool:
+def _is_known(seconds: Mapping[str, Sequence[float]]) -> bool:
     """Whether the rounds tell well enough what each change gives, beside the first program."""
-    if len(seconds[names[0]]) < _FEWEST_TO_KNOW:
+    as_written, *changed = seconds.values()
+    if len(as_written) < _FEWEST_TO_KNOW:
         return False
-    gains = [difference(seconds[names[0]], seconds[name]) for name in names[1:]]
+    gains = [difference(as_written, of_it) for of_it in changed]
     return all(one.high - one.low <= 2 * _WELL_ENOUGH * abs(one.seconds) for one in gains)
 
 
-def _are_decided(seconds: dict[str, list[float]], names: list[str]) -> bool:
+def _are_decided(seconds: Mapping[str, Sequence[float]]) -> bool:
     """Whether each change is known to give something, or gives next to nothing."""
-    as_written = seconds[names[0]]
+    as_written, *changed = seconds.values()
     if len(as_written) < _FEWEST:
         return True
-    gains = [difference(as_written, seconds[name]) for name in names[1:]]
+    gains = [difference(as_written, of_it) for of_it in changed]
     return all(one.low > 0 or one.seconds < _WORTHWHILE * sum(as_written) / len(as_written) for one in gains)
 
 

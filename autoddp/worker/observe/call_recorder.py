@@ -284,22 +284,22 @@ class CallRecorder:
             if watch.begin(now):
                 self._watch, self._wants_watch = watch, False
 
-    def made(self, what: str, group: Any, began: float, ended: float) -> None:
+    def made(self, what: str, group: Any, began: float, cpu: float, ended: float) -> None:
         """See `Recorder`. It must be called by the patched function itself."""
         try:
             known = self._groups.get(_address(group))
             name, ranks = (known.name, known.ranks) if known is not None else _name_and_ranks(group)
             self._forget_group(group)
-            self._event(what, began, ended, sys._getframe(2), number=self._group_events)
+            self._event(what, began, cpu, ended, sys._getframe(2), number=self._group_events)
             self._say(GroupEventNamed(self._group_events, name, ranks))
             self._group_events += 1
         except Exception as error:
             self._fail(error)
 
-    def pickled(self, what: str, began: float, ended: float) -> None:
+    def pickled(self, what: str, began: float, cpu: float, ended: float) -> None:
         """See `Recorder`. It must be called by the patched function itself."""
         try:
-            self._event(what, began, ended, sys._getframe(2))
+            self._event(what, began, cpu, ended, sys._getframe(2))
             self._back = ended
         except Exception as error:
             self._fail(error)
@@ -333,22 +333,25 @@ class CallRecorder:
         """An optimizer has stepped: for `register_optimizer_step_post_hook`."""
         if self.on:
             try:
-                now = time.perf_counter()
+                now, cpu = time.perf_counter(), time.thread_time()
                 if self._watch is not None:
                     self._watch.stepped()
-                self._event(f"step of {type(optimizer).__name__}", now, now, sys._getframe(1), _address(optimizer))
+                self._event(f"step of {type(optimizer).__name__}", now, cpu, now, sys._getframe(1), _address(optimizer))
             except Exception as error:
                 self._fail(error)
 
-    def _event(self, what: str, began: float, ended: float, caller: FrameType, of: int = 0, number: int = -1) -> None:
-        """Something that is no call of a group."""
+    def _event(
+        self, what: str, began: float, cpu: float, ended: float, caller: FrameType, of: int = 0, number: int = -1
+    ) -> None:
+        """Something that is no call of a group: one that returns at once, and all of it is a wait."""
         place = self._place(what, None, (), caller, counts=False, of=of)
         shared = self._shared
         assert shared is not None
         made = next(self._made)
         at = _CALLS_AT + made % CALLS * _BYTES_OF_A_CALL
-        cpu = self._cpu()
-        _NUMBERS.pack_into(shared, at, place.number, number, 0, began, ended, ended, ended, 1, cpu, 0, -1)
+        behind = self._cpu()
+        cpu = cpu if behind else 0.0
+        _NUMBERS.pack_into(shared, at, place.number, number, 0, began, began, began, ended, 1, cpu, behind, -1)
         _COUNT.pack_into(shared, 0, made + 1)
         place.count += 1
         place.in_calls += ended - began

@@ -67,10 +67,13 @@ class Recorder(Protocol):
     def waited(self, work: Any, began: float, ended: float) -> None:
         """Something has waited for the end of `work`."""
 
-    def made(self, what: str, group: Any, began: float, ended: float) -> None:
-        """The script has made this process group, or destroyed it; None: all of them."""
+    def made(self, what: str, group: Any, began: float, cpu: float, ended: float) -> None:
+        """The script has made this process group, or destroyed it; None: all of them.
 
-    def pickled(self, what: str, began: float, ended: float) -> None:
+        `cpu`: the CPU time of this thread when that began.
+        """
+
+    def pickled(self, what: str, began: float, cpu: float, ended: float) -> None:
         """The script has called a function for objects, whose own calls were noted before."""
 
 
@@ -180,13 +183,13 @@ class Collectives:
             recorder = self.recorder
             if recorder is None or not recorder.on:
                 return function(*args, **kwargs)
-            began = time.perf_counter()
+            began, cpu = time.perf_counter(), time.thread_time()
             result = function(*args, **kwargs)
             if for_objects:
-                recorder.pickled(name, began, time.perf_counter())
+                recorder.pickled(name, began, cpu, time.perf_counter())
             else:
                 group = result if result is not None else args[0] if args else kwargs.get("group")
-                recorder.made(name, group, began, time.perf_counter())
+                recorder.made(name, group, began, cpu, time.perf_counter())
             return result
 
         return patched

@@ -33,10 +33,11 @@ def averaged(args: argparse.Namespace, clock: job.Clock) -> None:
         work = dist.all_reduce(first, async_op=args.mended)
         backward(BACKWARD)
         dist.all_reduce(second)
+        second /= dist.get_world_size()
+        weights[: len(second)] -= 1e-3 * second
         if work is not None:
             work.wait()
         first /= dist.get_world_size()
-        second /= dist.get_world_size()
         weights -= 1e-3 * first
         clock.step()
 

@@ -7,8 +7,7 @@
             clock.step()
 
 Each job is slow for the reason that its file is named after. `--size` says how slow, and `--mended` runs it with the
-edit that takes the reason away, and with nothing else changed. With `--turns N` the jobs without DDP take turns of N
-steps, as written and mended, in one process group. The job knows nothing of any launcher.
+edit that takes the reason away, and with nothing else changed. The job knows nothing of any launcher.
 
 The cores of a test machine are few, so much of the computing sleeps: what is real is the reason for being slow.
 """
@@ -45,7 +44,6 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     found.add_argument("--steps", type=int, default=100)
     found.add_argument("--size", choices=("small", "large"), default="large", help="how slow it is (large)")
     found.add_argument("--mended", action="store_true", help="without the reason for being slow")
-    found.add_argument("--turns", type=int, default=0, metavar="N", help="mended in turns of N steps: A B B A …")
     found.add_argument("--data", type=Path, default=SHARED, metavar="FOLDER", help="the job's files are made here")
     found.add_argument("--times", metavar="FILE", help="rank 0 writes the seconds of every rank's steps here")
     return found
@@ -82,20 +80,12 @@ class Clock:
         self.seconds: list[float] = []
 
     def step(self) -> None:
-        """Call it at the end of each step; the job ends with the last one, and may be mended from the next one on."""
+        """Call it at the end of each step; the job ends with the last one."""
         now = time.perf_counter()
         self.seconds.append(now - self._last)
         self._last = now
-        done = len(self.seconds)
-        if done >= self._args.steps:
+        if len(self.seconds) >= self._args.steps:
             raise _AllSteps
-        if self._args.turns:
-            self._args.mended = is_mended(done // self._args.turns)
-
-
-def is_mended(turn: int) -> bool:
-    """Whether the job is mended in that of its turns."""
-    return turn % 4 in (1, 2)
 
 
 @contextlib.contextmanager

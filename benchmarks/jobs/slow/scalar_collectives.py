@@ -1,9 +1,9 @@
 """Single numbers travel in each step, only to be logged.
 
-    torchrun --nproc-per-node 2 scalar_collectives.py --kind several   # loss, hits, count and norm, each by itself
+    torchrun --nproc-per-node 2 scalar_collectives.py --kind several   # hits, count, norm, nine losses, each by itself
     torchrun --nproc-per-node 4 scalar_collectives.py --kind loss      # the loss alone, though every tenth is logged
 
-Mended: one call for the four numbers; the loss is added up on each rank and sent in every tenth step. --size changes
+Mended: one call for all these numbers; the loss is added up on each rank and sent in every tenth step. --size changes
 nothing.
 """
 
@@ -45,10 +45,12 @@ def main() -> None:
             step += 1
             if args.kind == "several":
                 hits, count = (scores.argmax(1) == targets).sum().float(), torch.tensor(float(len(targets)))
+                of_classes = nn.functional.cross_entropy(scores.detach(), targets, reduction="none").unbind()
+                numbers = [loss.detach(), hits, count, norm, *of_classes]
                 if args.mended:
-                    mean_over_ranks(torch.stack([loss.detach(), hits, count, norm])).tolist()
+                    mean_over_ranks(torch.stack(numbers)).tolist()
                 else:
-                    for number in (loss, hits, count, norm):
+                    for number in numbers:
                         float(mean_over_ranks(number))
             elif args.mended:
                 total += loss.detach()

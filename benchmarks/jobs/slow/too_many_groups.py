@@ -24,7 +24,7 @@ def halves(args: argparse.Namespace, clock: job.Clock) -> None:
     members = [list(range(world // 2)), list(range(world // 2, world))]
     mine = 2 * dist.get_rank() // world
     gradient = torch.ones(20_000)
-    kept = [dist.new_group(ranks) for ranks in members] if args.mended or args.turns else []
+    kept = [dist.new_group(ranks) for ranks in members] if args.mended else []
     while True:
         time.sleep(COMPUTING)
         groups = kept if args.mended else [dist.new_group(ranks) for ranks in members]
@@ -45,12 +45,12 @@ def measured(value: float, group: dist.ProcessGroup | None) -> float:
 def metrics(args: argparse.Namespace, clock: job.Clock) -> None:
     """A measurement after each step."""
     gradient = torch.ones(20_000)
-    kept = dist.new_group() if args.mended or args.turns else None
+    kept = dist.new_group() if args.mended else None
     while True:
         time.sleep(COMPUTING)
         dist.all_reduce(gradient)
         gradient /= dist.get_world_size()
-        measured(float(gradient[0]), kept if args.mended else None)
+        measured(float(gradient[0]), kept)
         clock.step()
 
 

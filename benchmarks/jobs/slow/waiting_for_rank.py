@@ -34,7 +34,7 @@ def main() -> None:
             job.average_gradients(network)
             optimizer.step()
             if args.kind == "log" and dist.get_rank() == 0 and not args.mended:
-                for _ in range(8):
+                for _ in range(24):
                     found = {}
                     for name, parameter in network.named_parameters():
                         found[name] = torch.histc(parameter.detach(), 32).tolist()

@@ -33,9 +33,10 @@ class BlockingCollectives(Cause):
         if not keys:
             return
         lines = places_of(script, keys)
-        first = next(one for of_rank in script.played.values() for one in of_rank if one.key in keys)
-        took, what = seconds_in(script, keys), first.call.place.collective
-        use = next(wait.use for of_rank in waits.values() for wait in of_rank if wait.key in keys)
+        changed = (one.call.place for of_rank in script.played.values() for one in of_rank if one.key in keys)
+        took, what = seconds_in(script, keys), next(one for one in changed if one.where == lines[0]).collective
+        use_at = {wait.call.place.where: wait.use for of_rank in waits.values() for wait in of_rank if wait.key in keys}
+        use = use_at[lines[0]]
         seen = (
             f"{lines[0]} waits {milliseconds(took)} ms of each {job.steps.unit} for {what}, and what it changes is "
             f"used in {use.where} first"
@@ -47,6 +48,7 @@ class BlockingCollectives(Cause):
         )
         if use.scaled:
             later += f"; move what {use.scaled} does to the result behind work.wait(), too"
+        later += "".join(f"; and so {line}, before {use_at[line].where}" for line in lines[1:])
         yield Suspicion(
             self.name,
             seen,

@@ -52,7 +52,7 @@ class WaitingForRank(Cause):
         # It may be late by calls of its own, as the leader of a group that meets other leaders first. They stay.
         in_time = _in_time(script, late)
         saved = sum(map(_gap, script.played[late])) - sum(map(_gap, in_time.played[late]))
-        waits = min(max(waited.values()), saved) / script.covers
+        waits = min(max(waited.values()), saved) / script.covers * script.pace
         between = f"from {before} to {after}" if before != after else f"between two calls of {after}"
         seen = (
             f"the ranks wait for rank {late} in {seconds / total * 100:.0f} % of their waiting: {between} it takes "
