@@ -869,6 +869,29 @@ def test_groups_that_are_made_in_each_step() -> None:
     assert len([ranks for ranks in script.program.groups if ranks]) == 2, "the first one was there before"
 
 
+def test_what_a_rank_computes_before_it_makes_a_group_is_known() -> None:
+    """Else most of a short gap would count as sleep, from which a rank wakes late."""
+    new, calls, now, cpu = place(20, "new_group", "new_group", None), [], 1.0, 1.0
+    for number in range(60):
+        now, cpu = now + 5e-3, cpu + 3e-3
+        made = replace(
+            call(new, number, now, 4e-3), returned=now, wait_began=now, cpu_returned=cpu, cpu_waited=cpu + 1e-3
+        )
+        now, cpu = now + 4e-3, cpu + 1e-3
+        mine = place(21, group=Group((0, 1), f"group {number}", "gloo"))
+        calls += [made, replace(call(mine, 0, now, 1e-3), cpu_returned=cpu)]
+        now += 1e-3
+    events = {number: Group((0, 1), f"group {number}") for number in range(60)}
+    recording = Recording(tuple(replace(process(rank, calls), group_events=events) for rank in (0, 1)))
+    script = script_of(recording, steps_of(recording))
+    assert script is not None
+    of_making = [one.act for one in script.played[0] if one.act.call == MAKE_GROUP][1:]
+    assert of_making
+    for act in of_making:
+        assert act.computes == pytest.approx(3e-3)
+        assert act.sleeps == pytest.approx(2e-3)
+
+
 def test_a_group_is_destroyed_when_its_successor_is_there() -> None:
     """As by `new = new_group(…); destroy_process_group(old)`: the replay destroyed the new one, and failed."""
     new, old = (place(20 + line, name, name, None) for line, name in enumerate(("new_group", "destroy_process_group")))
