@@ -34,8 +34,8 @@ _QUIET = 5.0  # seconds without a call, from which a line tells of it
 _STEPS_STILL = 3  # times a step, as well
 _BEHIND_A_TRIAL = 3.0  # seconds of the script as written again, behind a trial of fewer threads
 _MODULE = "autoddp.worker.bench.replay"
-_ROUNDS = 8.0  # seconds for all rounds of a replay, at most
-_PATIENCE = 60.0  # seconds for a replay, its start included
+_ROUNDS = 8.0  # seconds for a replay, the starts of its ranks included; twice that where a change may give nothing
+_PATIENCE = 60.0  # seconds, after which it is ended
 
 
 @dataclass
@@ -148,8 +148,9 @@ def diagnosed(
     """What the processes of an attempt have recorded in `folder`, and why it takes so long; None if they have nothing.
 
     The attempt has ended. `place`: a folder for the files of the replay, which is made. `budget`: seconds that the
-    rounds of the replay may take. `rates`: interface → Gbit/s to the next host. `until`: when the script was ended or
-    has failed, by `time.perf_counter()`; 0 where it has come to its end by itself, so that none of its ranks hang.
+    replay may take, see `Replay.seconds`. `rates`: interface → Gbit/s to the next host. `until`: when the script
+    was ended or has failed, by `time.perf_counter()`; 0 where it has come to its end by itself, so that none of its
+    ranks hang.
     """
     recording = recorded(folder)
     if not recording.is_there:
@@ -169,7 +170,7 @@ def diagnosed(
 
 def replayed(plan: Replay, place: Path, environment: Mapping[str, str]) -> Replayed | str:
     """Do what the plan says; how long each program took, or why it failed."""
-    result = place / "result.json"
+    result, why = place / "result.json", f"doing the calls again failed; see {place / 'log'}"
     try:
         place.mkdir(mode=0o700, exist_ok=True)
         (place / "plan.json").write_text(encode(plan), encoding="utf-8")
@@ -194,11 +195,11 @@ def replayed(plan: Replay, place: Path, environment: Mapping[str, str]) -> Repla
             _end(running)
             if not isinstance(error, subprocess.TimeoutExpired):
                 raise
-            return f"doing the calls again took more than {_PATIENCE:.0f} s"
-    try:
+            why = f"doing the calls again took more than {_PATIENCE:.0f} s"
+    try:  # what the starts before have found is an answer without the last one, as the replay fails with it
         return decode(result.read_text(encoding="utf-8"), Replayed)
     except (OSError, ValueError):
-        return f"doing the calls again failed; see {place / 'log'}"
+        return why
 
 
 def _end(running: subprocess.Popen[bytes]) -> None:

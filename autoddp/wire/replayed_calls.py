@@ -83,7 +83,7 @@ class Replay(Struct, frozen=True, forbid_unknown_fields=True):
     """Threads of torch's operators in each process."""
     backend: str
     seconds: float
-    """For all rounds together."""
+    """For all rounds together, and for starting the ranks; twice as many where a change may give nothing."""
 
 
 class Replayed(Struct, frozen=True, forbid_unknown_fields=True):

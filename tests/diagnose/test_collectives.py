@@ -401,6 +401,36 @@ def test_a_step_takes_what_steps_take_on_average_without_pauses() -> None:
     assert script.seconds / script.covers * script.pace == pytest.approx(11.25e-3, rel=0.03)
 
 
+def test_a_pause_that_is_shorter_than_a_stretch_of_steps_is_no_part_of_a_step() -> None:
+    """An evaluation of 0.3 s behind each hundredth step, of which forty are done again."""
+    of_ranks: list[list[Call]] = [[], []]
+    now = 1.0
+    for step in range(2000):
+        now += 10e-3 + (0.3 if step % 100 == 0 else 0.0)
+        for calls in of_ranks:
+            calls.append(replace(call(place(30, "step of SGD", "step of SGD", None), -1, now, 0.0, 0), returned=now))
+            calls.append(call(place(10), step, now + 1e-5, 1e-3))
+    recording = Recording(tuple(process(rank, calls) for rank, calls in enumerate(of_ranks)))
+    script = script_of(recording, steps_of(recording))
+    assert script is not None
+    assert script.seconds / script.covers * script.pace == pytest.approx(10e-3, rel=0.03)
+
+
+def test_a_step_takes_as_long_where_calls_come_at_odd_steps() -> None:
+    """In each tenth step and in each 25th: some stretches between two calls have half as many steps as others."""
+    of_ranks: list[list[Call]] = [[], []]
+    for step in range(660):
+        now = 1.0 + step * 30e-3
+        for calls in of_ranks:
+            calls.append(replace(call(place(30, "step of SGD", "step of SGD", None), -1, now, 0.0, 0), returned=now))
+            if step % 10 == 0 or step % 25 == 0:
+                calls.append(call(place(10), len(calls) - step, now + 1e-5, 1e-3))
+    recording = Recording(tuple(process(rank, calls) for rank, calls in enumerate(of_ranks)))
+    script = script_of(recording, steps_of(recording))
+    assert script is not None
+    assert script.seconds / script.covers * script.pace == pytest.approx(30e-3, rel=0.03)
+
+
 def test_a_call_that_is_waited_for_much_later_is_a_part_of_its_step() -> None:
     """A step ends where nothing is open, and not in the middle of what runs beside a call."""
     ranks = []
@@ -737,6 +767,27 @@ def test_a_result_that_is_used_later(of_ranks: tuple[Use | None, ...], found: bo
         # The next call, then half of the gap before the one behind it.
         assert [act.call for act in acts[number : number + 4]] == ["allreduce", "allreduce", WAIT, "allreduce"]
         assert acts[number + 2].computes == pytest.approx(acts[number + 3].computes)
+
+
+def test_each_line_is_told_with_all_that_has_to_wait_for_it() -> None:
+    """A mean that stays before the wait is one of a sum that is not there yet; so is an earlier one of two uses."""
+    step, ranks = place(30, "step of SGD", "step of SGD", None), []
+    for one in loop(60, where=(10, 11, 11), gap=2e-3).processes:
+        steps = [call(step, -1, made.ended + 1e-5, 0.0) for made in one.calls[2::3]]
+        uses = {
+            (place(10), 0): Use(1, 0.5, "train.py:40", "train.py:9"),
+            (place(11), 0): Use(1, 0.5, "train.py:41", "train.py:12"),
+            (place(11), 1): Use(1, 0.5, "train.py:42"),
+        }
+        calls = sorted([*one.calls, *steps], key=lambda made: made.began)
+        ranks.append(replace(process(one.rank, calls), uses=uses))
+    recording = Recording(tuple(ranks))
+    job = Job(recording, steps_of(recording), [], script_of(recording, steps_of(recording)), 2)
+    (found,) = CAUSES["blocking_collectives"].suspect(job)
+    assert found.lines == ("train.py:11", "train.py:10")
+    assert "work.wait() before train.py:41 and train.py:42, and" in found.fix
+    assert "move what train.py:12 does to the result behind work.wait(), too" in found.fix
+    assert found.fix.endswith("and so train.py:10, before train.py:40, with what train.py:9 does behind the wait")
 
 
 def test_a_first_use_outside_of_the_steps_is_none_of_them() -> None:

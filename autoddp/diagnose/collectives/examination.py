@@ -171,7 +171,7 @@ def _judged(one: Suspicion, job: Job, again: Replayed) -> Finding | None:
         return replace(_suspected(one, job, why_not), low=0.0, high=one.guess)
     if found is not None and _apart(job, rounds[_AS_WRITTEN]) > _UNLIKE:
         took = milliseconds(script.seconds / script.covers)
-        uncertain = f"{found.text}. The script itself took {took} ms, so the price is uncertain"
+        uncertain = f"{found.text}. Most {unit}s of the script itself take {took} ms, so the price is uncertain"
         found = replace(found, status="suspected", text=uncertain)
     saved = _saved_in_gaps(script, one.changed)
     most = one.guess if one.shortens_gaps else min(one.guess + min(saved.values()), _least_in_calls(job, saved))
@@ -249,7 +249,7 @@ def _counts(one: Suspicion, job: Job, again: Replayed) -> tuple[float, str]:
     counts *= _usual_step(job) / step
     if abs(counts - 1) <= _ALIKE:
         return counts, ""
-    in_script = f"In the script a {job.steps.unit} takes {milliseconds(_usual_step(job))} ms"
+    in_script = f"In the script a {job.steps.unit} takes {milliseconds(_usual_step(job))} ms on average"
     return counts, f"{in_script}, so {percent(counts)} of that difference counts"
 
 
@@ -304,8 +304,8 @@ def _replayed(job: Job, again: Replayed) -> str:
     assert job.script is not None
     took = statistics.fmean(again.seconds[_AS_WRITTEN]) / job.script.covers
     return (
-        f"a {job.steps.unit} took {milliseconds(job.script.seconds / job.script.covers)} ms in the script and "
-        f"{milliseconds(took)} ms when its calls were done again"
+        f"most {job.steps.unit}s took {milliseconds(job.script.seconds / job.script.covers)} ms in the script and "
+        f"{milliseconds(took)} ms when their calls were done again"
     )
 
 

@@ -101,7 +101,8 @@ class Call:
     is_blocking: bool
     """Whether the script could not go on before the end."""
     cpu_returned: float = 0.0
-    """CPU time of the thread when the call has returned; 0 where it is not known."""
+    """CPU time of the thread when the call has returned; 0 where it is not known. What is no call of a group counts as
+    one that returns at once: so it is the CPU time at its begin, and `cpu_waited` that at its end."""
     cpu_waited: float = 0.0
     """CPU time of the thread when the script itself has waited for the end; 0 where it has not, or it is not known."""
     root: int = -1

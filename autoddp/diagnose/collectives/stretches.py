@@ -7,6 +7,7 @@ stretches[rank].begin, stretches[rank].end
 from __future__ import annotations
 
 import statistics
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ _LONGEST = 0.4  # seconds of the script that are done again in one round; more w
 _LATE = 1 / 3  # of the recording: before that autoddp looks at more, and so the script is slower
 _FEWEST = 5  # stretches in it; where it has fewer, all count
 _PAUSED = 2.0  # times as long as usual takes a stretch with a pause, as for an evaluation
+_PAUSE = 0.5  # of the usual stretch takes a step with a pause; and `_PAUSED` times as long as the longest step in that
 _OF_EACH = 3.0  # times as long where sets make equally many steps: one that ends first leaves its cores to the others
 
 
@@ -131,8 +133,18 @@ class _Set:
         if not spans or max(ended for _, ended in spans) - min(began for began, _ in spans) > LONGEST_STEP:
             return None
         place = None if steps.period else _steps_at(self.process)
-        count = often if place is None else _steps_between(self.process, place, first, last)
-        return Stretch(first, last, count, _pace(each, last - first))
+        ends = sorted(call.began for call in self.process.calls if call.place == place)
+        counts = [bisect_right(ends, end) - bisect_right(ends, begin) if ends else often for begin, end in each]
+        count = counts[each.index((first, last))]
+        # Of the longest step in a stretch: a pause may be shorter than a stretch of many steps.
+        longest = [max(end - begin for begin, end in pairwise(self._marks_in(*one))) for one in each]
+        pause = max(_PAUSE * (last - first), _PAUSED * longest[each.index((first, last))])
+        kept = [number for number, length in enumerate(longest) if length <= pause]
+        pace = _pace([each[number] for number in kept], [counts[number] for number in kept], (last - first) / count)
+        return Stretch(first, last, count, pace)
+
+    def _marks_in(self, first: float, last: float) -> Sequence[float]:
+        return self.marks[bisect_left(self.marks, first) : bisect_right(self.marks, last)]
 
 
 def _usual(stretches: Sequence[tuple[float, float]]) -> tuple[float, float]:
@@ -141,23 +153,24 @@ def _usual(stretches: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return by_length[(len(by_length) - 1) // 2]
 
 
-def _pace(stretches: Sequence[tuple[float, float]], usual: float) -> float:
-    """How long stretches take on average as a multiple of the usual one, without those that have a pause.
+def _pace(stretches: Sequence[tuple[float, float]], counts: Sequence[int], usual: float) -> float:
+    """How long a step takes on average as a multiple of `usual`, the seconds of one in the usual stretch.
 
-    A script takes as long as its steps do on average, and most of them take less than that.
+    A script takes as long as its steps do on average, and most of them take less than that. Stretches that have a pause
+    are left out. `counts`: the steps of each. Where calls come at odd steps, some have more than others.
     """
-    lengths = [last - first for first, last in stretches]
-    return statistics.fmean(length for length in lengths if length <= _PAUSED * usual) / usual if usual else 1.0
+    kept = [
+        (last - first, count)
+        for (first, last), count in zip(stretches, counts, strict=True)
+        if last - first <= _PAUSED * usual * count
+    ]
+    return sum(length for length, _ in kept) / sum(count for _, count in kept) / usual if usual and kept else 1.0
 
 
 def _steps_at(process: Process) -> Place | None:
     """The place of the optimizer that steps most often; None without one."""
     counts = Counter(call.place for call in process.calls if call.place.is_step)
     return counts.most_common(1)[0][0] if counts else None
-
-
-def _steps_between(process: Process, step: Place, first: float, last: float) -> int:
-    return sum(call.place == step and first < call.began <= last for call in process.calls)
 
 
 def _ends_of_steps(process: Process, steps: Steps) -> list[float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from autoddp.diagnose.collectives.cause import Cause, Job, Suspicion
@@ -35,20 +35,25 @@ class BlockingCollectives(Cause):
         lines = places_of(script, keys)
         changed = (one.call.place for of_rank in script.played.values() for one in of_rank if one.key in keys)
         took, what = seconds_in(script, keys), next(one for one in changed if one.where == lines[0]).collective
-        use_at = {wait.call.place.where: wait.use for of_rank in waits.values() for wait in of_rank if wait.key in keys}
-        use = use_at[lines[0]]
+        waited = [wait for of_rank in waits.values() for wait in of_rank if wait.key in keys]
+        used = {line: sorted({wait.use for wait in waited if wait.call.place.where == line}) for line in lines}
+        before = {line: _listed(use.where for use in of_it) for line, of_it in used.items()}
+        scaled = {line: _listed(use.scaled for use in of_it) for line, of_it in used.items()}
         seen = (
             f"{lines[0]} waits {milliseconds(took)} ms of each {job.steps.unit} for {what}, and what it changes is "
-            f"used in {use.where} first"
+            f"used in {before[lines[0]]} first"
         )
         # The watch has seen a few steps, and no code that reads memory past torch.
         later = (
-            f"work = dist.{what}(…, async_op=True), and work.wait() before {use.where}, and before any line above it "
-            "that reads the result in some steps only, in another thread, or past torch (numpy, C++)"
+            f"work = dist.{what}(…, async_op=True), and work.wait() before {before[lines[0]]}, and before any line "
+            "above it that reads the result in some steps only, in another thread, or past torch (numpy, C++)"
         )
-        if use.scaled:
-            later += f"; move what {use.scaled} does to the result behind work.wait(), too"
-        later += "".join(f"; and so {line}, before {use_at[line].where}" for line in lines[1:])
+        if scaled[lines[0]]:
+            later += f"; move what {scaled[lines[0]]} does to the result behind work.wait(), too"
+        for line in lines[1:]:
+            later += f"; and so {line}, before {before[line]}"
+            if scaled[line]:
+                later += f", with what {scaled[line]} does behind the wait"
         yield Suspicion(
             self.name,
             seen,
@@ -58,6 +63,11 @@ class BlockingCollectives(Cause):
             tried="async_op=True, and the wait before the first use",
             lines=lines,
         )
+
+
+def _listed(lines: Iterable[str]) -> str:
+    """All of the lines, each once: what a helper's line changes may be used in several others of a step."""
+    return " and ".join(dict.fromkeys(line for line in lines if line))
 
 
 def _first_uses(job: Job) -> dict[tuple[Place, int], Use]:
