@@ -71,7 +71,7 @@ CASES = [
     Case("blocking_collectives", "gradients", 2, 120),
     Case("blocking_collectives", "weights", 2, 90),
     Case("too_many_groups", "halves", 4, 120),
-    Case("too_many_groups", "metrics", 2, 180),
+    Case("too_many_groups", "metrics", 2, 350),  # as many as are recorded: each group makes the next one slower
     Case("oversubscribed_cores", "threads", 2, 90),
     Case("oversubscribed_cores", "pairs", 8, 60),
     Case("waiting_for_rank", "work", 4, 150),
@@ -124,7 +124,7 @@ def real_gain(here: Local, case: Case, rounds: int) -> dict[str, list[float]]:
 
 def of_slowest(of_ranks: Sequence[Sequence[float]]) -> float:
     """The mean of the steps of the rank that takes longest, without its warm-up."""
-    return max(statistics.fmean(steps[round(WARMUP * len(steps)) :]) for steps in of_ranks)
+    return max(statistics.fmean(steps[round(WARMUP * len(steps)) :]) for steps in of_ranks if steps)
 
 
 def diagnosed(here: Local, case: Case, row: Row) -> None:

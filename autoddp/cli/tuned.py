@@ -13,7 +13,7 @@ from typing import Any
 from autoddp.attempts.job_machine import NO_DDP
 from autoddp.attempts.tune import Tuned
 from autoddp.commandline.mode import Mode
-from autoddp.commandline.options import Options, given_words
+from autoddp.commandline.options import TAKEN_AFTER_THE_SCRIPT, Options, given_words
 from autoddp.commandline.rank_count import set_one
 from autoddp.commandline.saved_recipes import arguments_digest, is_looked_for, place_for, remove_notes, script_names
 from autoddp.commandline.secret_words import without_secrets
@@ -245,8 +245,11 @@ class Results:
         """The words that start the same script on one host; empty where that takes more than one command."""
         options, torchrun = self._options, self._options.torchrun
         theirs = without_secrets(given_words(torchrun, ("nproc_per_node", "module", "no_python", "run_path")))
-        words = ["--nproc-per-node", str(torchrun.nproc_per_node), *theirs, *self._kind, options.script]
-        return [*words, *without_secrets(torchrun.training_script_args)] if node_range(torchrun)[1] == 1 else []
+        arguments = without_secrets(torchrun.training_script_args)
+        are_the_scripts = any(word.partition("=")[0] in TAKEN_AFTER_THE_SCRIPT for word in arguments)
+        apart = ["--"] if are_the_scripts else []  # as the user has written it, else autoddp might take them
+        words = ["--nproc-per-node", str(torchrun.nproc_per_node), *theirs, *self._kind, *apart, options.script]
+        return [*words, *arguments] if node_range(torchrun)[1] == 1 else []
 
     @property
     def _kind(self) -> list[str]:

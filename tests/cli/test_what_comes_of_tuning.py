@@ -235,6 +235,7 @@ def test_a_recipe_that_comes_at_the_last_moment_stays(folder: RunFolder, monkeyp
             "--nnodes=1 --standalone --max-restarts=2 '--log-dir=my logs' --redirects=3 train.py",
         ),
         (["--trials", "20", "--recipe", "bf16.toml", "train.py"], "--recipe bf16.toml train.py", "train.py"),
+        (["--", "train.py", "--trials=5", "x"], "train.py", "-- train.py --trials=5 x"),  # else autoddp took it
     ],
 )
 def test_the_commands_that_are_told_do_what_is_said(

@@ -80,6 +80,8 @@ class Case:
 
     groups: bool = False
     """The model has a `parameters` of its own, which gives groups for an optimizer."""
+    compiles: bool = False
+    """The script has torch.compile compile its models."""
 
 
 BF16 = {"hook": "bf16"}
@@ -113,12 +115,15 @@ CASES = {
     "implicit_no_sync refused": Case({"defer_reductions": 2}, inputs=OTHERS, micro_batches=2),
     "implicit_no_sync fits, alone": Case({"defer_reductions": 2}, inputs=FREE, alone=True, micro_batches=2),
     "implicit_no_sync fits, looks": Case({"defer_reductions": 2}, looks=True, micro_batches=2),
+    "implicit_no_sync, one pass": Case({"defer_reductions": 4}),
+    "implicit_no_sync, two passes": Case({"defer_reductions": 4}, micro_batches=2),
     "plain, shares": Case(None, shares=True, micro_batches=2),
     "implicit_no_sync fits, shares": Case({"defer_reductions": 2}, shares=True, micro_batches=2),
     "plain, peeks": Case(None, peeks=True, micro_batches=2),
     "implicit_no_sync fits, peeks": Case({"defer_reductions": 2}, inputs=FREE, peeks=True, micro_batches=2),
     "caps fit": Case(CAPS),
     "caps fit, groups": Case(CAPS, groups=True),
+    "caps fit, compiled": Case(CAPS, compiles=True),
     "hook fits, groups": Case(BF16, groups=True),
     "caps refused, groups": Case(CAPS, inputs=OTHERS, groups=True),
     "caps refused": Case(CAPS, inputs=OTHERS),
@@ -167,7 +172,8 @@ def order_of(case: Case, folder: Path, name: str) -> WorkerConfig:
 def train(case: Case, rank: int) -> dict[str, Any]:
     torch.manual_seed(7)
     kind = Sharing if case.shares else Grouped if case.groups else Network
-    models = [DDP(kind(24 + n)) for n in range(case.models)]
+    networks = [kind(24 + n) for n in range(case.models)]
+    models = [DDP(torch.compile(one, backend="eager") if case.compiles else one) for one in networks]
     built = models
     if case.restored:
         models = [pickle.loads(pickle.dumps(model)) for model in built]  # the first ones stay alive
@@ -234,6 +240,7 @@ def how_built(models: Sequence[DDP]) -> dict[str, Any]:
         "views": [model.gradient_as_bucket_view for model in models],
         "static": [model.static_graph for model in models],
         "hooks": [len(getattr(model, "_comm_hooks", None) or []) for model in models],
+        "reduces": [model.require_forward_param_sync for model in models],  # in the last pass
     }
 
 

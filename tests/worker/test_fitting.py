@@ -152,6 +152,22 @@ def test_a_training_pass_of_one_rank_before_the_backward_pass_changes_no_step(fo
     assert found["told"] == []
 
 
+@pytest.mark.parametrize(
+    ("name", "plain", "said"),
+    [
+        ("implicit_no_sync, one pass", "plain", "is left out from here on: gradients are read after each"),
+        ("implicit_no_sync, two passes", "plain, micro-batches", "is 2 from here on: gradients are read after 2"),
+    ],
+)
+def test_where_steps_have_fewer_passes_their_last_one_reduces(folder: Path, name: str, plain: str, said: str) -> None:
+    """As where a script that was tuned with --accumulate 4 is launched with less. By hand nothing overlaps."""
+    found = ranks(folder, name)[0]
+    assert far(found, ranks(folder, plain)[0]) < 1e-6
+    (line,) = found["told"]
+    assert line.startswith(f"warning: the recipe's defer_reductions {said}")
+    assert found["reduces"] == [True]
+
+
 def test_a_first_pass_that_does_not_reduce_is_one_without_a_static_graph(folder: Path) -> None:
     """As where the recipe was measured without accumulation: torch launches the buckets there, and fails."""
     found = ranks(folder, "static graph, no_sync")[0]
@@ -163,6 +179,13 @@ def test_a_first_pass_that_does_not_reduce_is_one_without_a_static_graph(folder:
 
 def test_arguments_that_fit_stay(folder: Path) -> None:
     assert ranks(folder, "caps fit")[0]["views"] == [HAS_VIEWS]
+
+
+def test_small_buckets_do_not_cut_a_compiled_model(folder: Path) -> None:
+    """torch.compile would make a piece of each, and refuses caps below 1 MiB."""
+    found = ranks(folder, "caps fit, compiled")[0]
+    assert far(found, ranks(folder, "plain")[0]) < 1e-6
+    assert (found["told"], found["views"]) == ([], [HAS_VIEWS])
 
 
 def test_the_rank_that_differs_is_named(folder: Path) -> None:

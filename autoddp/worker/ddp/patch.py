@@ -130,6 +130,7 @@ class Patch:
             private.hear_start(ddp, given)
             wrapped = Wrapped(ddp, given, takes, self._name_of(ddp), self._model_of(ddp))
             wrapped.set_buffers(configuration)
+            wrapped.set_cuts(configuration)
             if not self.samples:
                 wrapped.leave_out_samples()
             Patch.has_built = True

@@ -13,7 +13,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs import AS_WRITTEN, Configuration
-from autoddp.knobs.ddp_arguments import BROADCAST_BUFFERS, OF_BUCKETS, STATIC_GRAPH
+from autoddp.knobs.computing import OPTIMIZE_DDP
+from autoddp.knobs.ddp_arguments import BROADCAST_BUFFERS, BUCKET_CAP_MB, BUCKET_CAP_MB_LIST, OF_BUCKETS, STATIC_GRAPH
 from autoddp.knobs.hook import HOOK
 from autoddp.worker.ddp import private
 from autoddp.worker.ddp.arguments import as_arguments, why_untouchable, without_self
@@ -28,6 +29,7 @@ register_by_torch = DDP.register_comm_hook
 
 Around = Callable[[Hook, dist.ProcessGroup, Model], Hook]
 """Wraps a hook, which reduces the gradients of that model over that group."""
+_CAPS = (BUCKET_CAP_MB.name, BUCKET_CAP_MB_LIST.name)
 
 
 class Wrapped:
@@ -145,6 +147,7 @@ class Wrapped:
         finally:
             self.is_rebuilt = False
         self.set_buffers(configuration)
+        self.set_cuts(configuration)
         if not self._samples:
             self.leave_out_samples()
         self.register_hook(configuration, start_step, around)
@@ -159,6 +162,20 @@ class Wrapped:
         own = BROADCAST_BUFFERS.name in configuration and self._may_keep_own_buffers
         if ddp is not None and (own or self.experimental.get(BROADCAST_BUFFERS.name) is False):
             ddp.broadcast_buffers = False
+
+    def set_cuts(self, configuration: Configuration) -> None:
+        """Let torch.compile cut the model as the script has it, unless `configuration` says how, after the constructor.
+
+        Caps without `optimize_ddp` were measured on a model that was not compiled. torch.compile would make a piece of
+        each such bucket, and ends the job where the cap is below 1 MiB. The reducer keeps the caps that it was built
+        with.
+        """
+        ddp = self.ddp
+        if ddp is None or OPTIMIZE_DDP.name in configuration or configuration.keys().isdisjoint(_CAPS):
+            return
+        theirs = {name: self.arguments[name] for name in _CAPS if name in self.arguments}
+        made = attributes_made_of({**theirs, "process_group": ddp.process_group}, ddp)
+        ddp.bucket_bytes_cap = made["bucket_bytes_cap"]
 
     @property
     def keeps_own_buffers(self) -> bool:
