@@ -115,8 +115,6 @@ CASES = {
     "implicit_no_sync refused": Case({"defer_reductions": 2}, inputs=OTHERS, micro_batches=2),
     "implicit_no_sync fits, alone": Case({"defer_reductions": 2}, inputs=FREE, alone=True, micro_batches=2),
     "implicit_no_sync fits, looks": Case({"defer_reductions": 2}, looks=True, micro_batches=2),
-    "implicit_no_sync, one pass": Case({"defer_reductions": 4}),
-    "implicit_no_sync, two passes": Case({"defer_reductions": 4}, micro_batches=2),
     "plain, shares": Case(None, shares=True, micro_batches=2),
     "implicit_no_sync fits, shares": Case({"defer_reductions": 2}, shares=True, micro_batches=2),
     "plain, peeks": Case(None, peeks=True, micro_batches=2),
@@ -240,7 +238,6 @@ def how_built(models: Sequence[DDP]) -> dict[str, Any]:
         "views": [model.gradient_as_bucket_view for model in models],
         "static": [model.static_graph for model in models],
         "hooks": [len(getattr(model, "_comm_hooks", None) or []) for model in models],
-        "reduces": [model.require_forward_param_sync for model in models],  # in the last pass
     }
 
 

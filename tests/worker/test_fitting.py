@@ -152,22 +152,6 @@ def test_a_training_pass_of_one_rank_before_the_backward_pass_changes_no_step(fo
     assert found["told"] == []
 
 
-@pytest.mark.parametrize(
-    ("name", "plain", "said"),
-    [
-        ("implicit_no_sync, one pass", "plain", "is left out from here on: gradients are read after each"),
-        ("implicit_no_sync, two passes", "plain, micro-batches", "is 2 from here on: gradients are read after 2"),
-    ],
-)
-def test_where_steps_have_fewer_passes_their_last_one_reduces(folder: Path, name: str, plain: str, said: str) -> None:
-    """As where a script that was tuned with --accumulate 4 is launched with less. By hand nothing overlaps."""
-    found = ranks(folder, name)[0]
-    assert far(found, ranks(folder, plain)[0]) < 1e-6
-    (line,) = found["told"]
-    assert line.startswith(f"warning: the recipe's defer_reductions {said}")
-    assert found["reduces"] == [True]
-
-
 def test_a_first_pass_that_does_not_reduce_is_one_without_a_static_graph(folder: Path) -> None:
     """As where the recipe was measured without accumulation: torch launches the buckets there, and fails."""
     found = ranks(folder, "static graph, no_sync")[0]

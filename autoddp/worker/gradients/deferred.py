@@ -29,7 +29,6 @@ from autoddp.worker.gradients.access import GradientHandler, OwnReads, are_reduc
 from autoddp.worker.gradients.switch import ReductionSwitch, StillThere, left_unreduced
 
 _CHUNK = 25 * 2**20  # bytes that are flattened at once
-_EARLY = 5  # steps in a row with fewer passes than expected: at an epoch's end there is one
 
 
 class _Pass:
@@ -77,10 +76,6 @@ class ImplicitNoSync(Effect, DdpEvents, GradientHandler):
         self.reads: Callable[[Sequence[torch.Tensor]], object] = lambda given: None
         """Called before an optimizer or another function of torch reads gradients, and before they are reduced here;
         with what that function was given: parameters or gradients, and nothing by an optimizer."""
-        self.expects_fewer: Callable[[int], object] = lambda passes: None
-        """Called where steps have turned out to have fewer passes, with the number that is expected from now on."""
-        self._early: list[int] = []
-        """Passes of the last steps, of those in a row that came before the pass which reduces; on all ranks alike."""
         self.has_read: Callable[[], None] = lambda: None
         """Called after a function of torch that may have changed gradients (clipping does); not after an optimizer."""
 
@@ -97,7 +92,7 @@ class ImplicitNoSync(Effect, DdpEvents, GradientHandler):
     def every(self, micro_batches: int) -> None:
         """Set the number, at a step boundary."""
         self._every, self._forwards, self._switch.put_off = micro_batches, 0, False
-        self._last, self._early = None, []
+        self._last = None
         self._is_reduced()
 
     def end(self) -> None:
@@ -138,7 +133,6 @@ class ImplicitNoSync(Effect, DdpEvents, GradientHandler):
 
     def _reduces(self, this: _Pass | None) -> None:
         """A backward pass begins in which DDP reduces what was put off before."""
-        self._early = []
         if self.pending and this is not None:
             after_this_backward(partial(self._has_passed, this))
         self._is_reduced()
@@ -221,20 +215,8 @@ class ImplicitNoSync(Effect, DdpEvents, GradientHandler):
         if self._own_reads.has_read(given):
             raise left_unreduced(READS_GRADIENTS, DEFER_REDUCTIONS.name)
         self.reduce(self._wrapped())
-        self._expect_fewer()
         self._forwards = 0
         self._is_reduced()
-
-    def _expect_fewer(self) -> None:
-        """What was put off has just been reduced after a backward pass, so that nothing was computed meanwhile.
-
-        Where each step is like that, its last pass is to reduce instead, as it does without the knob.
-        """
-        self._early = [*self._early, self._forwards][-_EARLY:]
-        fewer = max(1, *self._early)
-        if len(self._early) == _EARLY and fewer < self._every:
-            self._every, self._early = fewer, []
-            self.expects_fewer(fewer)
 
     @staticmethod
     def reduce(objects: Iterable[Wrapped]) -> None:

@@ -73,7 +73,6 @@ class _Applied(DdpHandlers):
         self._patch, self._switch = patch, switch
         self._fitting = Fitting(expected, switch, self._refused, _warn)
         self._implicit_no_sync = ImplicitNoSync(switch, patch.alive)
-        self._implicit_no_sync.expects_fewer = _expects_fewer
         self._accumulation = Accumulation(switch, patch.alive, self._implicit_no_sync, _give_up, self._fitting.why_not)
         self._compiling = Compiling(patch.alive)
         self._graphs = Graphs(self._with_graphs, switch.reduces)
@@ -246,12 +245,6 @@ def _stop(recipe: str, why: str) -> None:
     text = f"the recipe's {why}: the job stops; {without}, or launch it without the recipe (--trials 0)"
     tell(text)
     raise RuntimeError(f"autoddp: {text}")
-
-
-def _expects_fewer(passes: int) -> None:
-    if passes == 1:
-        return _left_out_later(DEFER_REDUCTIONS.name, "gradients are read after each backward pass")
-    _warn(f"the recipe's {DEFER_REDUCTIONS.name} is {passes} from here on: gradients are read after {passes} passes")
 
 
 def _give_up(why: str) -> None:
