@@ -224,7 +224,7 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--only", metavar="NAME,…", default="", help="causes, or jobs such as 'clean zero' (all)")
     parser.add_argument("--runs", type=int, default=1, help="diagnoses of each job (1)")
-    parser.add_argument("--rounds", type=int, default=2, help="pairs of whole jobs around each diagnosis (2)")
+    parser.add_argument("--rounds", type=int, default=2, help="pairs of whole jobs before and after each diagnosis (2)")
     args = parser.parse_args()
     if args.quick:
         args.rounds = 0

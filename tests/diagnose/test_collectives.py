@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterable
 from dataclasses import replace
+from itertools import accumulate
 
 import pytest
 
@@ -381,54 +383,39 @@ def test_calls_of_some_steps_only_count_for_all_of_them(every: int) -> None:
     )
 
 
+def average_step(steps: Iterable[tuple[float, bool]]) -> float:
+    """Seconds that a step takes by what is done again. `steps`: when each ends, and whether a call of 1 ms follows."""
+    step, calls = place(30, "step of SGD", "step of SGD", None), []
+    for number, (ends, is_followed) in enumerate(steps):
+        calls.append(replace(call(step, -1, ends, 0.0, 0), returned=ends))
+        calls += [call(place(10), number, ends + 1e-5, 1e-3)] if is_followed else []
+    recording = Recording((process(0, calls), process(1, calls)))
+    script = script_of(recording, steps_of(recording))
+    assert script is not None
+    return script.seconds / script.covers * script.pace
+
+
 def test_a_step_takes_what_steps_take_on_average_without_pauses() -> None:
     """Each fourth stretch of steps is slower, and an evaluation of 4 s comes once: it is no part of a step.
 
-    Nor is what autoddp adds at first, while it looks at more than calls.
+    Nor is what autoddp adds at first, while it looks at more than calls, nor another program that uses the cores once.
     """
-    of_ranks: list[list[Call]] = [[], []]
-    now = 1.0
-    for number in range(2400):
-        slow = number // 24 % 4 == 0
-        at_first = 5e-3 if number < 1000 else 0.0
-        now += (14e-3 if slow else 9e-3) + at_first + (4.0 if number == 2000 else 0.0)
-        for calls in of_ranks:
-            calls.append(call(place(10), number, now, 1e-3))
-        now += 1e-3
-    recording = Recording(tuple(process(rank, calls) for rank, calls in enumerate(of_ranks)))
-    script = script_of(recording, steps_of(recording))
-    assert script is not None
-    assert script.seconds / script.covers * script.pace == pytest.approx(11.25e-3, rel=0.03)
+    takes = [(15e-3 if n // 24 % 4 == 0 else 10e-3) + (5e-3 if n < 1000 else 0.0) for n in range(2400)]
+    takes[2000] += 4.0
+    takes[2100:2150] = [40e-3] * 50
+    assert average_step((1.0 + ends, True) for ends in accumulate(takes)) == pytest.approx(11.25e-3, rel=0.03)
 
 
 def test_a_pause_that_is_shorter_than_a_stretch_of_steps_is_no_part_of_a_step() -> None:
     """An evaluation of 0.3 s behind each hundredth step, of which forty are done again."""
-    of_ranks: list[list[Call]] = [[], []]
-    now = 1.0
-    for step in range(2000):
-        now += 10e-3 + (0.3 if step % 100 == 0 else 0.0)
-        for calls in of_ranks:
-            calls.append(replace(call(place(30, "step of SGD", "step of SGD", None), -1, now, 0.0, 0), returned=now))
-            calls.append(call(place(10), step, now + 1e-5, 1e-3))
-    recording = Recording(tuple(process(rank, calls) for rank, calls in enumerate(of_ranks)))
-    script = script_of(recording, steps_of(recording))
-    assert script is not None
-    assert script.seconds / script.covers * script.pace == pytest.approx(10e-3, rel=0.03)
+    takes = [10e-3 + (0.3 if n % 100 == 0 else 0.0) for n in range(2000)]
+    assert average_step((1.0 + ends, True) for ends in accumulate(takes)) == pytest.approx(10e-3, rel=0.03)
 
 
 def test_a_step_takes_as_long_where_calls_come_at_odd_steps() -> None:
     """In each tenth step and in each 25th: some stretches between two calls have half as many steps as others."""
-    of_ranks: list[list[Call]] = [[], []]
-    for step in range(660):
-        now = 1.0 + step * 30e-3
-        for calls in of_ranks:
-            calls.append(replace(call(place(30, "step of SGD", "step of SGD", None), -1, now, 0.0, 0), returned=now))
-            if step % 10 == 0 or step % 25 == 0:
-                calls.append(call(place(10), len(calls) - step, now + 1e-5, 1e-3))
-    recording = Recording(tuple(process(rank, calls) for rank, calls in enumerate(of_ranks)))
-    script = script_of(recording, steps_of(recording))
-    assert script is not None
-    assert script.seconds / script.covers * script.pace == pytest.approx(30e-3, rel=0.03)
+    steps = ((1.0 + n * 30e-3, n % 10 == 0 or n % 25 == 0) for n in range(660))
+    assert average_step(steps) == pytest.approx(30e-3, rel=0.03)
 
 
 def test_a_call_that_is_waited_for_much_later_is_a_part_of_its_step() -> None:
