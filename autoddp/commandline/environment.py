@@ -43,6 +43,7 @@ def _of_recipe(options: Options, mode: Mode, recipe: Recipe, network: Network) -
         configuration=mode.configuration.without_variables,
         parameters_digest=recipe.fits.parameters_digest,
         inputs=() if options.force else recipe.fits.inputs,
+        static_graph=recipe.fits.find_unused_parameters,
         recipe=str(mode.path or options.recipe_path),
         note=str(note.path.absolute()) if note else "",
         noted=note.begins(options) if note else "",

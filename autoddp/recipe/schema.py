@@ -27,6 +27,7 @@ Counts = Annotated[
 ]
 Count = Annotated[int, Meta(ge=0, le=LARGEST_WHOLE, description="must be a whole number, 0 or more")]
 Share = Annotated[float, Meta(ge=0, le=1, description="must be a number from 0 to 1")]
+YesOrNo = Annotated[bool, Meta(description="must be true or false")]
 _FINITE = sys.float_info.max
 Positive = Annotated[float, Meta(gt=0, le=_FINITE, description="must be a finite number above 0")]
 NotNegative = Annotated[float, Meta(ge=0, le=_FINITE, description="must be a finite number, 0 or more")]
@@ -69,6 +70,8 @@ class Fits:
     """The script's path from the recipe's folder, or `-m` and the module's name."""
     inputs: Texts = ()
     """What the models' forward passes were called with, see `recipe.inputs`."""
+    find_unused_parameters: YesOrNo = False
+    """Whether the script had DDP look for unused parameters. If not, a script that does runs without `static_graph`."""
 
     @property
     def digest(self) -> str:

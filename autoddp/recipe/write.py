@@ -37,6 +37,7 @@ _SAYS = {
     "networks": "between nodes",
     "script": "from this file's folder; */ where it stands elsewhere",
     "inputs": "of the models' forward passes while tuning; * is whatever did not stay the same",
+    "find_unused_parameters": "the script sets it",
     "digest": "over the lines above, so that an edit by hand is noticed",
     "baseline_ms_per_step": "the script as written",
     "trials": "configurations measured",

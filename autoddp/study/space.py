@@ -11,7 +11,6 @@ from autoddp.knobs.ddp_arguments import (
     BATCHED_GRAD_COPY,
     BUCKET_CAP_MB,
     BUCKET_CAP_MB_LIST,
-    FIND_UNUSED,
     GRADIENT_AS_BUCKET_VIEW,
     STATIC_GRAPH,
 )
@@ -161,7 +160,7 @@ class Space:
 
         Without that search DDP also sorts its buckets by when gradients come.
         """
-        return STATIC_GRAPH.name in self.choices and self.facts.ddp_arguments.get(FIND_UNUSED) == "True"
+        return STATIC_GRAPH.name in self.choices and self.facts.find_unused_parameters
 
 
 def _chosen(settings: Sequence[Setting], row: Mapping[str, Value]) -> Setting:

@@ -27,6 +27,8 @@ class JobFacts(Struct, frozen=True, forbid_unknown_fields=True):
     """What the script passes to DistributedDataParallel, as text: the baseline."""
     knobs: tuple[str, ...]
     """Names of the knobs that can be set in this job."""
+    find_unused_parameters: bool = False
+    """Whether the script has DDP look for unused parameters, in any of its models."""
     left_out: dict[str, str] = field(default_factory=dict)
     """Knob name → why it cannot be set here (fixed by the script, absent from this torch, …)."""
     micro_batches: float = 1.0

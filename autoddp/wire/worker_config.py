@@ -64,7 +64,7 @@ class WorkerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     local_buffers: bool = False
     """Whether each rank may keep buffers of its own."""
     static_graph: bool = False
-    """Whether a static graph may be tried also where the script has DDP look for unused parameters."""
+    """Whether a static graph may be set also where the script has DDP look for unused parameters."""
     configuration: Configuration = AS_WRITTEN
     parameters_digest: str = ""
     """Digest of the models that the configuration was measured on; another model runs as written."""

@@ -39,6 +39,7 @@ def tuned(tmp_path_factory):
 def recipe(tuned, tmp_path_factory):
     """A recipe that sets static_graph alone."""
     found = load(tuned.folder / "scripts.unused.autoddp.toml")
+    assert found.fits.find_unused_parameters  # by that the job may go on without the search
     path = tmp_path_factory.mktemp("recipe") / "static.toml"
     save(replace(found, configuration=Configuration(STATIC), env={}), path)
     return path

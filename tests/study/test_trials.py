@@ -50,7 +50,7 @@ def test_the_job_without_a_knob_is_not_asked_for_it(rung: Rung) -> None:
 
 @pytest.mark.parametrize("rung", ALL)
 def test_a_static_graph_is_guessed_where_the_script_looks_for_unused_parameters(rung: Rung) -> None:
-    space = Space(rung, facts(ddp_arguments={"find_unused_parameters": "True"}))
+    space = Space(rung, facts(find_unused_parameters=True))
     guesses = [space.configuration(guess) for guess in space.guesses()]
     assert all(guess["static_graph"] is True for guess in guesses)
     assert guesses[0] == {"static_graph": True} or rung is not Rung.EXACT

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,10 @@ class Case:
     """The model has a `parameters` of its own, which gives groups for an optimizer."""
     compiles: bool = False
     """The script has torch.compile compile its models."""
+    searches: bool = False
+    """The script has DDP look for unused parameters."""
+    tuned_so: bool = False
+    """So it had where the recipe was made."""
 
 
 BF16 = {"hook": "bf16"}
@@ -126,6 +131,8 @@ CASES = {
     "caps refused, groups": Case(CAPS, inputs=OTHERS, groups=True),
     "caps refused": Case(CAPS, inputs=OTHERS),
     "static refused": Case({"static_graph": True}, inputs=OTHERS),
+    "static graph, searches": Case({"static_graph": True}, searches=True),
+    "static graph, searches as tuned": Case({"static_graph": True}, searches=True, tuned_so=True),
     "static graph, no_sync": Case({"static_graph": True}, micro_batches=2, no_sync=True),
     "other parameters": Case(BF16, digests="0123456789abcdef"),
     "started elsewhere": Case({**BF16, **CAPS}, started=1),
@@ -160,6 +167,7 @@ def order_of(case: Case, folder: Path, name: str) -> WorkerConfig:
         configuration=Configuration(case.recipe),
         parameters_digest=digests,
         inputs=case.inputs,
+        static_graph=case.tuned_so,
         recipe="proj.train.autoddp.toml",
         note="" if case.is_named else str(folder / f"{name}.unfit"),
         noted="# a note\n",
@@ -171,7 +179,8 @@ def train(case: Case, rank: int) -> dict[str, Any]:
     torch.manual_seed(7)
     kind = Sharing if case.shares else Grouped if case.groups else Network
     networks = [kind(24 + n) for n in range(case.models)]
-    models = [DDP(torch.compile(one, backend="eager") if case.compiles else one) for one in networks]
+    wrap = partial(DDP, find_unused_parameters=case.searches)
+    models = [wrap(torch.compile(one, backend="eager") if case.compiles else one) for one in networks]
     built = models
     if case.restored:
         models = [pickle.loads(pickle.dumps(model)) for model in built]  # the first ones stay alive
@@ -237,6 +246,7 @@ def how_built(models: Sequence[DDP]) -> dict[str, Any]:
     return {
         "views": [model.gradient_as_bucket_view for model in models],
         "static": [model.static_graph for model in models],
+        "searches": [model.find_unused_parameters for model in models],
         "hooks": [len(getattr(model, "_comm_hooks", None) or []) for model in models],
     }
 

@@ -131,6 +131,18 @@ def test_a_pass_that_one_rank_runs_alone_changes_no_step(folder: Path, name: str
     assert found["told"] == []
 
 
+@pytest.mark.parametrize(("name", "is_static"), [("searches", False), ("searches as tuned", True)])
+def test_a_search_for_unused_parameters_goes_on_where_the_tuned_script_had_none(
+    folder: Path, name: str, is_static: bool
+) -> None:
+    """A static graph ends it, and then stops the job at the first unused parameter."""
+    found = ranks(folder, f"static graph, {name}")[0]
+    assert far(found, ranks(folder, "plain")[0]) < 1e-6
+    assert (found["static"], found["searches"]) == ([is_static], [not is_static])
+    said = "the script sets find_unused_parameters, and did not where it was tuned"
+    assert found["told"] == ([] if is_static else [f"warning: the recipe's static_graph is left out: {said}"])
+
+
 def test_a_pass_without_gradients_before_the_backward_pass_changes_no_step(folder: Path) -> None:
     """What the pass before it has put off is reduced all the same, as in scripts that compare two views of a sample."""
     found = ranks(folder, "implicit_no_sync fits, looks")[0]

@@ -13,6 +13,7 @@ from autoddp.knobs import AS_WRITTEN, Configuration
 from autoddp.knobs.computing import CUDA_GRAPHS, NUMA_BINDING, REDUCE_OVERHEAD, THREADS
 from autoddp.knobs.ddp_arguments import (
     BROADCAST_BUFFERS,
+    FIND_UNUSED,
     GRADIENT_AS_BUCKET_VIEW,
     OF_BUCKETS,
     OWN_HOOK_SEES_BUCKETS,
@@ -78,6 +79,7 @@ class _Applied(DdpHandlers):
         self._graphs = Graphs(self._with_graphs, switch.reduces)
         self._graphs_in_the_job: GraphsInTheJob | None = None
         self._used_parameters: UsedParameters | None = None
+        self._static_without_search = False
         super().__init__([self._fitting])
         self._has_unpickled = self._has_captured = self._watches = False
 
@@ -91,6 +93,7 @@ class _Applied(DdpHandlers):
             stop = functools.partial(_stop, config.recipe)
             learns_none = functools.partial(_left_out, STATIC_GRAPH.name)
             self._used_parameters = UsedParameters(self._switch, patch.of, learns_none, stop)
+            self._static_without_search = not config.static_graph
             self.handlers.append(self._used_parameters)
         if BROADCAST_BUFFERS.name in configuration:
             self.handlers.append(LocalBuffers(self._switch, functools.partial(_left_out_later, BROADCAST_BUFFERS.name)))
@@ -163,6 +166,9 @@ class _Applied(DdpHandlers):
         keep_compilers_out()
         if wrapped.takes and wrapped.is_sparse and HOOK.of(self._configuration):
             _left_out(HOOK.name, SPARSE)
+        # Tuned without that search, so nobody has agreed to a job that stops where a parameter is unused.
+        if self._static_without_search and wrapped.arguments.get(FIND_UNUSED) and wrapped.leave_out_static_graph():
+            _left_out(STATIC_GRAPH.name, f"the script sets {FIND_UNUSED}, and did not where it was tuned")
         super().built(wrapped)
 
     def _refused(self, wrapped: Wrapped, all_differ: bool) -> None:

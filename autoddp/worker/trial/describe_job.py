@@ -17,7 +17,7 @@ from autoddp.codec import convert, plain, replace
 from autoddp.cpus import usable_cpus
 from autoddp.knobs import AnyKnob, Configuration, FirstLook, ObservedSteps, Setting, knobs_of, why_left_out
 from autoddp.knobs.computing import CUDA_GRAPHS, OPTIMIZE_DDP, THREADS, thread_counts
-from autoddp.knobs.ddp_arguments import ALSO_STATIC, BROADCAST_BUFFERS
+from autoddp.knobs.ddp_arguments import ALSO_STATIC, BROADCAST_BUFFERS, FIND_UNUSED
 from autoddp.knobs.env import NodeAndJob, start_settings
 from autoddp.knobs.micro_batches import ACCUMULATE_STEPS
 from autoddp.recipe.match import AND
@@ -139,6 +139,7 @@ def _facts(wrapped: Sequence[Wrapped], ranks: RankStore, of_all: list[list[Any]]
         parameters_digest="+".join(dict.fromkeys(w.digest for w in wrapped)),
         ddp_arguments={name: _short(value) for w in wrapped for name, value in w.arguments.items()},
         knobs=knobs,
+        find_unused_parameters=look.passes(FIND_UNUSED),
         left_out=why_left_out(look),
         micro_batches=steps[0].micro_batches / len(wrapped),
         matrix_shapes=len({(p.shape[0], p.shape[1:].numel()) for w in wrapped for p in w.parameters if p.dim() > 1}),
