@@ -894,6 +894,7 @@ def test_groups_that_are_made_in_each_step() -> None:
     (found,) = CAUSES["too_many_groups"].suspect(Job(recording, steps, [], script_of(recording, steps), 2))
     assert found.changed is not None
     assert found.guess == pytest.approx(0.6 * steps.seconds, rel=0.05)
+    assert "none is destroyed" in found.seen
     script = script_of(recording, steps)
     assert script is not None
     for rank in (0, 1):
@@ -947,6 +948,8 @@ def test_a_group_is_destroyed_when_its_successor_is_there() -> None:
     acts = [(act.call, act.after) for act in script.program.acts[0]]
     assert (MAKE_GROUP, 0) in acts
     assert {act for act in acts if act[0] == DESTROY_GROUP} == {(DESTROY_GROUP, 1)}
+    (found,) = CAUSES["too_many_groups"].suspect(Job(recording, steps_of(recording), [], script, 2))
+    assert "none is destroyed" not in found.seen
 
 
 def test_groups_that_are_made_at_the_start_are_no_reason() -> None:
@@ -1395,6 +1398,23 @@ def test_barriers_in_each_step_are_left_out(every: int) -> None:
         assert "barrier" in {act.call for act in before}
         assert "barrier" not in {act.call for act in after}
         assert sum(act.computes for act in after) == pytest.approx(sum(act.computes for act in before))
+
+
+def test_a_barrier_costs_what_the_first_rank_waits_there() -> None:
+    """The ranks take turns in being first, so each of them waits for half as long in all."""
+    barrier = place(11, "barrier", "barrier")
+
+    def with_turns(rank: int, made: Call) -> Call:
+        if made.place.line != 11:
+            return made
+        came = 0.0 if made.number // 3 % 2 == rank else 0.8e-3
+        return call(barrier, made.number, made.began + came, made.ended - made.began - came)
+
+    ranks = [process(one.rank, [with_turns(one.rank, made) for made in one.calls]) for one in loop(97).processes]
+    recording = Recording(tuple(ranks))
+    steps = steps_of(recording)
+    (found,) = CAUSES["needless_barriers"].suspect(Job(recording, steps, [], script_of(recording, steps), 2))
+    assert found.guess == pytest.approx(1e-3, rel=0.05)
 
 
 @pytest.mark.parametrize("beside", ["", "send"])

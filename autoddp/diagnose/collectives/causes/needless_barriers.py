@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from autoddp.diagnose.collectives.cause import Cause, Job, Suspicion
-from autoddp.diagnose.collectives.merging import places_of, seconds_in, without
+from autoddp.diagnose.collectives.merging import places_of, without
+from autoddp.diagnose.collectives.program import Script
 
 _OFTEN = 0.5  # of the steps: barriers around an evaluation or a checkpoint come less often
 _BARRIERS = ("barrier", "monitored_barrier")
@@ -34,11 +35,21 @@ class NeedlessBarriers(Cause):
             self.name,
             f"{' and '.join(lines)}: the ranks meet at barriers, {calls:.1f} times in each {each}",
             fix,
-            guess=seconds_in(script, keys),
+            guess=_at_most(script, keys),
             changed=without(script, keys),
             tried="no barrier",
             lines=lines,
         )
+
+
+def _at_most(script: Script, keys: set[tuple[int, int]]) -> float:
+    """Seconds of a step by which ranks get on sooner without these barriers: at each, what the first one waits there.
+
+    Which of them comes first differs from step to step. So it may be more than any rank stands in barriers.
+    """
+    waits = {key: max(one.call.seconds for one in script.of_key[key].values()) for key in keys}
+    most = max(sum(waits.get(one.key, 0.0) for one in of_rank) for of_rank in script.played.values())
+    return most / script.covers * script.pace
 
 
 CAUSE = NeedlessBarriers()

@@ -24,6 +24,7 @@ class TooManyGroups(Cause):
         made = Counter(group.ranks for group in job.recording.groups)
         ranks, count = made.most_common(1)[0] if made else ((), 0)
         seconds = places = 0.0
+        pile_up = False
         for process in job.recording.of_rank.values():
             with_groups = {
                 place: one
@@ -37,6 +38,7 @@ class TooManyGroups(Cause):
             if took > seconds:
                 seconds = took
                 places = sum(one.count for one in making.values())
+                pile_up = making == with_groups
                 where = max(making, key=lambda place: making[place].seconds).where  # another line may be of the start
         if not seconds or seconds < _SHARE * job.recording.seconds or count < _FEWEST:
             return
@@ -44,6 +46,8 @@ class TooManyGroups(Cause):
             f"{where} makes process groups {places:.0f} times, which takes {milliseconds(seconds / places)} ms each "
             f"with destroying and freeing them, and {count} of them have the same ranks"
         )
+        if pile_up:
+            seen += "; none is destroyed, so they pile up, which costs more the longer the job runs"
         once = _made_once(job.script) if job.script is not None else None
         yield Suspicion(
             self.name,
