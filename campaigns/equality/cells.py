@@ -148,7 +148,7 @@ def _rank(rank: int, cell: Cell, folder: Path) -> dict[str, Any]:
     if cell.way == BY_HAND:
         Loop(configuration.steps_per_update, BY_HAND_UNTIL.get(cell.training)).install()
     if cell.way == RECIPE:
-        applying.start_applying(WorkerConfig(configuration=configuration.without_variables))
+        applying.start_applying(WorkerConfig(configuration=configuration.without_variables, static_graph=True))
     elif cell.way in (TUNED, HEADROOM):
         (folder / "heartbeats").mkdir(exist_ok=True)
         link = Study(configuration, cell.way == HEADROOM, rank, folder)

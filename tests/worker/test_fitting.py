@@ -150,6 +150,14 @@ def test_a_pass_without_gradients_before_the_backward_pass_changes_no_step(folde
     assert found["told"] == []
 
 
+def test_steps_of_fewer_passes_are_told(folder: Path) -> None:
+    """As where a script that was tuned with --accumulate 4 is launched with less: then nothing overlaps."""
+    found = ranks(folder, "implicit_no_sync, fewer passes")[0]
+    assert far(found, ranks(folder, "plain, micro-batches")[0]) < 1e-6
+    (line,) = found["told"]
+    assert "fewer than the 4 backward passes that they had when tuned; tune it with --trials 20" in line
+
+
 def test_a_parameter_that_the_model_returns_changes_no_step(folder: Path) -> None:
     """It outlives each pass: what was said of a pass that reduces must not hold for one that is put off."""
     found = ranks(folder, "implicit_no_sync fits, shares")[0]

@@ -29,6 +29,7 @@ from autoddp.worker.gradients.access import GradientHandler, OwnReads, are_reduc
 from autoddp.worker.gradients.switch import ReductionSwitch, StillThere, left_unreduced
 
 _CHUNK = 25 * 2**20  # bytes that are flattened at once
+_EARLY = 5  # steps in a row with fewer passes than expected: at the end of an epoch there is one
 
 
 class _Pass:
@@ -76,6 +77,10 @@ class ImplicitNoSync(Effect, DdpEvents, GradientHandler):
         self.reads: Callable[[Sequence[torch.Tensor]], object] = lambda given: None
         """Called before an optimizer or another function of torch reads gradients, and before they are reduced here;
         with what that function was given: parameters or gradients, and nothing by an optimizer."""
+        self._early = 0
+        """Steps in a row of which no pass has reduced."""
+        self.comes_early: Callable[[], None] = lambda: None
+        """Called once for `_EARLY` of them: nothing is computed while their gradients are reduced."""
         self.has_read: Callable[[], None] = lambda: None
         """Called after a function of torch that may have changed gradients (clipping does); not after an optimizer."""
 
@@ -133,6 +138,7 @@ class ImplicitNoSync(Effect, DdpEvents, GradientHandler):
 
     def _reduces(self, this: _Pass | None) -> None:
         """A backward pass begins in which DDP reduces what was put off before."""
+        self._early = 0
         if self.pending and this is not None:
             after_this_backward(partial(self._has_passed, this))
         self._is_reduced()
@@ -215,6 +221,9 @@ class ImplicitNoSync(Effect, DdpEvents, GradientHandler):
         if self._own_reads.has_read(given):
             raise left_unreduced(READS_GRADIENTS, DEFER_REDUCTIONS.name)
         self.reduce(self._wrapped())
+        self._early += 1
+        if self._early == _EARLY:
+            self.comes_early()
         self._forwards = 0
         self._is_reduced()
 

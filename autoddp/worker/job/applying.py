@@ -74,6 +74,7 @@ class _Applied(DdpHandlers):
         self._patch, self._switch = patch, switch
         self._fitting = Fitting(expected, switch, self._refused, _warn)
         self._implicit_no_sync = ImplicitNoSync(switch, patch.alive)
+        self._implicit_no_sync.comes_early = functools.partial(_comes_early, configuration)
         self._accumulation = Accumulation(switch, patch.alive, self._implicit_no_sync, _give_up, self._fitting.why_not)
         self._compiling = Compiling(patch.alive)
         self._graphs = Graphs(self._with_graphs, switch.reduces)
@@ -251,6 +252,11 @@ def _stop(recipe: str, why: str) -> None:
     text = f"the recipe's {why}: the job stops; {without}, or launch it without the recipe (--trials 0)"
     tell(text)
     raise RuntimeError(f"autoddp: {text}")
+
+
+def _comes_early(configuration: Configuration) -> None:
+    passes = f"steps have fewer than the {DEFER_REDUCTIONS.of(configuration)} backward passes that they had when tuned"
+    _warn(f"the recipe's {DEFER_REDUCTIONS.name} only delays here: {passes}; tune it with --trials 20")
 
 
 def _give_up(why: str) -> None:
