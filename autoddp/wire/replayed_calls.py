@@ -45,10 +45,9 @@ class Act(Struct, frozen=True, forbid_unknown_fields=True):
     tensors: int = 1
     """From how many tensors the data are gathered into one before the call, and put back after it."""
     after: int = 0
-    """How many acts before a wait its call was started; 0 where it waits for all calls that are not over.
-
-    Where a group is destroyed: how many groups have been made in its place since.
-    """
+    """How many acts before a wait its call was started; 0 where it waits for all calls that are not over."""
+    made_since: int = 0
+    """How many groups have been made in the place of one that is destroyed, since it was made itself."""
     root: int = -1
     """The rank in the group that sends to the others, or collects; -1 where all do the same."""
     dtype: str = ""

@@ -945,7 +945,7 @@ def test_a_group_is_destroyed_when_its_successor_is_there() -> None:
     recording = Recording(tuple(replace(process(rank, calls), group_events=events) for rank in (0, 1)))
     script = script_of(recording, steps_of(recording))
     assert script is not None
-    acts = [(act.call, act.after) for act in script.program.acts[0]]
+    acts = [(act.call, act.made_since) for act in script.program.acts[0]]
     assert (MAKE_GROUP, 0) in acts
     assert {act for act in acts if act[0] == DESTROY_GROUP} == {(DESTROY_GROUP, 1)}
     (found,) = CAUSES["too_many_groups"].suspect(Job(recording, steps_of(recording), [], script, 2))

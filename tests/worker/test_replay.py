@@ -87,7 +87,7 @@ def test_each_call_can_be_done_again(tmp_path: Path) -> None:
         *kept,
         *in_turns,
         Act(DESTROY_GROUP, 1),
-        *[Act(MAKE_GROUP, 1), Act(MAKE_GROUP, 1), Act(DESTROY_GROUP, 1, after=1), Act("allreduce", 1, 400)],
+        *[Act(MAKE_GROUP, 1), Act(MAKE_GROUP, 1), Act(DESTROY_GROUP, 1, made_since=1), Act("allreduce", 1, 400)],
         *[Act(MAKE_GROUP, 1), Act(DESTROY_GROUP, 1), Act("allreduce", 1, 400), Act(MAKE_GROUP, 1)],
         Act(REST, computes=1e-4),
     )

@@ -250,7 +250,7 @@ class _Made:
                 names.insert(0, name)
                 acts.append((call, Act(MAKE_GROUP, slot)))
             else:
-                acts.append((call, Act(DESTROY_GROUP, slot, after=names.index(name))))
+                acts.append((call, Act(DESTROY_GROUP, slot, made_since=names.index(name))))
         return acts
 
 

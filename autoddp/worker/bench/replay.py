@@ -285,7 +285,8 @@ class _Run:
             self._left[act.group].append(self._groups[act.group])
             self._groups[act.group] = self._new_group(act.group)
         elif act.call == DESTROY_GROUP:
-            groups, at = (self._left[act.group], -act.after) if act.after else (self._groups, act.group)
+            since = act.made_since
+            groups, at = (self._left[act.group], -since) if since else (self._groups, act.group)
             dist.destroy_process_group(groups[at])
             groups[at] = None
         elif act.call != REST:
