@@ -175,11 +175,12 @@ def _run_folder(options: Options) -> RunFolder:
     try:
         return in_(options.output)
     except UsageError as error:
-        other = elsewhere() if options.output == OUTPUT else None
-        if other is None:
-            raise
-        tell(f"{error}; this run's goes to {other.output}")
-        return in_(other.output)
+        for other in elsewhere() if options.output in (OUTPUT, options.folders.output) else ():
+            with contextlib.suppress(UsageError):  # the user's home may be on the same full disk
+                folder = in_(other.output)
+                tell(f"{error}; this run's goes to {other.output}")
+                return folder
+        raise
 
 
 class Reporter(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import shlex
 from collections.abc import Callable, Sequence
@@ -382,12 +383,13 @@ def _saved(
             raise
         return _saved(recipe, place_for(options, parse(recipe, place), say), options, previous, tries - 1)
     except AutoddpError as error:
-        other = elsewhere() if place.parent == Path() else None
-        if other is None:
-            raise
-        say(f"warning: {error}; this one goes to {other.recipes}")
-        other.make()
-        return other.recipes / place.name, save(recipe, other.recipes / place.name, previous=previous)
+        for other in elsewhere() if place.parent == Path() else ():
+            with contextlib.suppress(AutoddpError, OSError):
+                other.make()
+                kept = save(recipe, other.recipes / place.name, previous=previous)
+                say(f"warning: {error}; this one goes to {other.recipes}")
+                return other.recipes / place.name, kept
+        raise
 
 
 def recipe_of(outcome: Outcome, job_steps: int | None, run: str = "") -> Recipe:

@@ -51,8 +51,8 @@ def _of_recipe(options: Options, mode: Mode, recipe: Recipe, network: Network) -
         watch=watch_plan(options, recipe, mode.configuration),
     )
     # Where there is a note to write, also a recipe that launches the script as written needs the worker: it tells
-    # whether this is the recipe's job.
-    ours = config.environment(os.environ) if config.configuration or note or variables else {}
+    # whether this is the recipe's job. Another host may have one to write: its ranks wait for the answers of ours.
+    ours = config.environment(os.environ) if config.configuration or note or variables or mode.several_nodes else {}
     return _threads_of_numpy(options, recipe, variables) | variables | ours
 
 

@@ -26,6 +26,7 @@ from autoddp.commandline.saved_recipes import (
 from autoddp.commandline.watching import watch_plan
 from autoddp.cpus import usable_cpus
 from autoddp.errors import NotTuned, RecipeError, UnfitRecipe, UsageError
+from autoddp.isolation import Level
 from autoddp.knobs import AS_WRITTEN, KNOBS, LIMITS, Configuration, Rung
 from autoddp.knobs.computing import THREADS
 from autoddp.knobs.micro_batches import larger_batch
@@ -116,8 +117,9 @@ class Mode:
         """Equal on two nodes if they are about to do the same. Not for a launch as torchrun's."""
         # What ranks do must be the same on all, and so must be whether there will be a job.
         watched = f"{options.watch} {options.near_limit} {options.lossy_limit} {options.tune_only}"
+        is_real = options.isolation is Level.OFF  # all hosts would write to the user's files then
         if options.diagnose_only:
-            return f"diagnose {options.diagnose_budget}"
+            return f"diagnose {options.diagnose_budget} {is_real}"
         if self.recipe is not None:
             # What is decided by the hosts that come must be decided alike on all, see `for_hosts`.
             fits, waits = self.recipe.fits, self.waits_for_hosts(options)
@@ -131,12 +133,13 @@ class Mode:
         study = options.study
         more = f"{study.diagnose_budget} {[getattr(options, name) for name in _TRIES_MORE]}"
         aim = study.objective.text if study.objective is not None else ""
-        return f"tune {study.trials} {study.allowed} {more} {watched} {options.force} {aim}"
+        return f"tune {study.trials} {study.allowed} {more} {watched} {options.force} {is_real} {aim}"
 
     def reads(self, options: Options) -> str:
         """What is about to be done, in a few words for people: two plans whose digests differ read differently."""
+        off = ", --isolation off" if options.isolation is Level.OFF else ""
         if options.diagnose_only:
-            return f"diagnosing{_given(options, ('diagnose_budget',))}"
+            return f"diagnosing{_given(options, ('diagnose_budget',))}{off}"
         if self.recipe is None and not self.tune:
             return "no recipe that fits there, launching as written"
         found = f"no recipe, tuning with {options.study.trials} trials, up to rung {options.study.allowed}"
@@ -149,7 +152,7 @@ class Mode:
         if self.recipe is not None and (self.waits_for_hosts(options) or self.recipe.fits.inputs):
             names = (*names, "force")
         watched = "" if options.watch is None else f", --watch {options.watch or 'off'}"
-        more = _given(options, names)
+        more = _given(options, names) + (off if self.tune else "")
         return f"{found}{watched}{more}{', --tune-only' if options.tune_only else ''}"
 
     def _of_job(self, options: Options) -> str:

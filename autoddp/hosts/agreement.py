@@ -234,7 +234,7 @@ def agree(
         connect = functools.partial(meetings.board, endpoint)
         board = board or connect()
         last_call, run_id = options.last_call(torchrun), str(torchrun.rdzv_id)
-        arrivals = Arrivals(board, endpoint, run_id, (fewest, most), last_call, connect)
+        arrivals = Arrivals(board, endpoint, run_id, (fewest, most), last_call, connect, has_store)
         notices = Notices(board, run_id)
         if has_store:
             shown = Clock(board).shown()

@@ -7,6 +7,7 @@ before torchrun would: a name may not be known yet, and the host with the endpoi
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import queue
 import socket
@@ -124,7 +125,8 @@ class Arrivals:
     """Who has come to the endpoint. Each host sets a key in `board`, a store of torch's that all hosts share.
 
     `nodes`: the fewest and the most hosts. Once the fewest have come, others may come for `last_call` seconds.
-    `connect` makes another connection to the board: it finds out whether long messages get through.
+    `connect` makes another connection to the board: it finds out whether long messages get through. `is_here`: whether
+    this host keeps the board; a name may stand for another host on each of them, and then all do.
     """
 
     def __init__(
@@ -135,9 +137,11 @@ class Arrivals:
         nodes: tuple[int, int],
         last_call: float,
         connect: Callable[[], Any],
+        is_here: bool = False,
     ) -> None:
         self._board, self._endpoint, self._run_id, self._nodes = board, endpoint, run_id, nodes
         self._last_call = last_call
+        self._at = f"{endpoint}, which is this host" if is_here and not _is_address(endpoint.host) else f"{endpoint}"
         with contextlib.suppress(RuntimeError):  # it is for messages only; the meeting itself reports what is wrong
             number = board.add("arrived", 1)
             board.set(f"arrived/{number}", json.dumps([run_id, socket.gethostname()]))
@@ -178,7 +182,7 @@ class Arrivals:
         here = [name for run_id, name in everybody if run_id == self._run_id]
         fewest, most = self._nodes
         wanted = f"{fewest}" if fewest == most else f"{fewest} to {most}"
-        text = f"{len(here)} of {wanted} hosts have arrived at {self._endpoint} ({', '.join(here)})"
+        text = f"{len(here)} of {wanted} hosts have arrived at {self._at} ({', '.join(here)})"
         if fewest <= len(here) < most:
             text += f"; others may come for {duration(self._last_call)}"
         others = [f"{name} ({run_id})" for run_id, name in everybody if run_id != self._run_id]
@@ -245,6 +249,13 @@ def _addresses(endpoint: Endpoint) -> list[str]:
     except (OSError, UnicodeError):  # the latter for what can be no name, such as a..b
         return []
     return list(dict.fromkeys(str(one[4][0]) for one in found))
+
+
+def _is_address(host: str) -> bool:
+    """Whether it is an IP address, and no name."""
+    with contextlib.suppress(ValueError):
+        return bool(ipaddress.ip_address(host))
+    return False
 
 
 def _is_here(address: str) -> bool:

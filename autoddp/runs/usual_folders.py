@@ -15,6 +15,7 @@ import hashlib
 import os
 import stat
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,19 +43,21 @@ def usual_folders() -> Folders:
     They are in the current folder if it takes files, or if there is no other place.
     """
     output, recipes = _takes_files(OUTPUT), _takes_files(Path())
-    other = None if output and recipes else elsewhere()
+    other = None if output and recipes else next(elsewhere(), None)
     if other is None:
         return Folders()
     return Folders(OUTPUT if output else other.output, Path() if recipes else other.recipes)
 
 
-def elsewhere() -> Folders | None:
-    """What `usual_folders` gives where no file can be made in the current folder; None where there is no other place.
+def elsewhere() -> Iterator[Folders]:
+    """What `usual_folders` gives where no file can be made in the current folder, the best one first.
 
-    It is called when a write fails although the folder's permissions allow it, as on a full disk.
+    It is called when a write fails although the folder's permissions allow it, as on a full disk, on which the first of
+    these may be too.
     """
-    place = next((place for place in _places() if _is_mine_alone(place.parent, place) and _takes_files(place)), None)
-    return None if place is None else Folders(place / "runs", place)
+    for place in _places():
+        if _is_mine_alone(place.parent, place) and _takes_files(place):
+            yield Folders(place / "runs", place)
 
 
 def make(folder: Path) -> None:

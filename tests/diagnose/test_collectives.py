@@ -8,6 +8,8 @@ from dataclasses import replace
 from itertools import accumulate
 
 import pytest
+import torch
+from torch import nn
 
 from autoddp.diagnose.collectives import CommunicationDiagnosis, examined
 from autoddp.diagnose.collectives.cause import Job, Suspicion
@@ -249,6 +251,45 @@ def test_the_lines_to_change_do_what_the_script_does(what: str, method: str) -> 
     assert ("copy_(" in found.fix) is (what == "all_reduce")
 
 
+def test_the_lines_to_change_take_parameters() -> None:
+    """A script may broadcast its parameters with gradients switched on; an in-place copy into these would raise."""
+    recording = loop(40)
+    steps = steps_of(recording)
+    (found,) = CAUSES["small_collectives"].suspect(Job(recording, steps, [], script_of(recording, steps), 2))
+    tensors = [nn.Parameter(torch.full(shape, 2.0)) for shape in ((2, 3), (4,))]
+    first, _, last = (line.strip() for line in found.fix[found.fix.index("flat = ") :].split(";"))
+    names = {"torch": torch, "tensors": tensors}
+    exec("\n".join((first, "flat = flat / 2", last)), names)
+    assert all(torch.equal(one, torch.ones_like(one)) and one.grad_fn is None for one in tensors)
+
+
+@pytest.mark.parametrize("several", [True, False])
+def test_all_lines_of_a_price_are_named_with_their_functions(several: bool) -> None:
+    """Gradients go to rank 0 by one line, and weights come back by another one, which makes more of the calls."""
+    weights = (11, 11, 11) if several else (11, 12, 13)
+    ranks = []
+    for one in loop(40, where=(10, 10, *weights)).processes:
+        of_line = {10: place(10, "reduce", "reduce")}
+        calls = [
+            replace(made, place=of_line.get(made.place.line) or place(made.place.line, "broadcast", "broadcast"))
+            for made in one.calls
+        ]
+        ranks.append(process(one.rank, calls))
+    recording = Recording(tuple(ranks))
+    steps = steps_of(recording)
+    (found,) = CAUSES["small_collectives"].suspect(Job(recording, steps, [], script_of(recording, steps), 2))
+    assert found.seen.startswith("train.py:11 calls broadcast" if several else "train.py:10 calls reduce")
+    other = "train.py:10 (reduce)" if several else "train.py:11 (broadcast) and at train.py:12 (broadcast) and at"
+    assert f"; do the same at {other}" in found.fix
+    alone = Recording(tuple(process(one.rank, [made for made in one.calls if made.place.line != 10]) for one in ranks))
+    (found,) = CAUSES["small_collectives"].suspect(
+        Job(alone, steps_of(alone), [], script_of(alone, steps_of(alone)), 2)
+    )
+    together = "train.py:11: make one call of them and of those of train.py:12 and of those of train.py:13, where"
+    assert found.fix.startswith("train.py:11: make one call of them, where" if several else together)
+    assert "do the same" not in found.fix
+
+
 def test_a_call_of_what_the_one_before_has_brought_becomes_no_one_call_with_it() -> None:
     """A mean and then a variance, or the layers of a network that lies on several ranks: one call would be wrong."""
     builds = frozenset({place(11).of_any_group})
@@ -316,6 +357,8 @@ def test_numbers_that_one_rank_sends_are_not_added_up(what: str, method: str, wh
     assert f"dist.{what}(" in found.fix
     assert ("add them up" in found.fix) is (what == "all_reduce" and len(where) == 1)
     assert what == "all_reduce" or "all_reduce" not in found.fix
+    lines = "train.py:10 sends single" if len(where) == 1 else "train.py:10 and train.py:11 send single"
+    assert found.seen.startswith(lines)
 
 
 def test_the_largest_of_numbers_is_none_of_their_sums() -> None:
@@ -678,6 +721,27 @@ def test_numbers_in_place_of_objects_stay_in_their_group(what: str, backend: str
     assert ("where these objects are numbers" in found.fix and "group=group)" in found.fix) is (size == 8)
     assert ("torch.tensor(" in found.fix or "torch.empty(" in found.fix) is (size == 8)
     assert ("device='cuda'" in found.fix) is (backend == "nccl")
+
+
+def test_each_line_that_sends_objects_has_a_fix_of_its_own() -> None:
+    """A plan from rank 0 before each step, and numbers of all ranks behind it: the price is that of both."""
+    calls = []
+    for number in range(100):
+        for nth, (what, method) in enumerate(
+            (("broadcast_object_list", "broadcast"), ("gather_object", "allgather"), ("gather_object", "allgather"))
+        ):
+            now = 1.0 + number * 15e-3 + nth * 5e-3
+            calls.append(call(place(10 + min(nth, 1), what, method), 3 * number + nth, now, 1e-3))
+            whole = call(place(10 + min(nth, 1), what, what, None), -1, now, 2e-3, 0)
+            calls.append(replace(whole, returned=whole.wait_ended, wait_began=whole.wait_ended))
+    recording = Recording(tuple(process(rank, calls) for rank in (0, 1)))
+    steps = steps_of(recording)
+    (found,) = CAUSES["object_collectives"].suspect(Job(recording, steps, [], script_of(recording, steps), 2))
+    assert found.lines == ("train.py:11", "train.py:10")
+    assert found.seen.startswith("train.py:11 sends Python objects by gather_object")
+    first, _, second = found.fix.partition("; train.py:10: ")
+    assert "all_gather_into_tensor(" in first
+    assert "dist.broadcast(" in second
 
 
 def test_calls_are_done_again_by_the_backend_of_their_group() -> None:
@@ -1364,6 +1428,19 @@ def test_what_ranks_send_to_each_other_is_not_told_to_cost_nothing() -> None:
     assert said.verdict[0] == "Nothing is known of what recv and send cost, and nothing found in the other calls"
 
 
+def test_the_share_of_communication_is_that_of_one_rank() -> None:
+    """Of three ranks in a pipeline the one in the middle calls in the lines of the first and of the last one, too."""
+    takes = ({50: 8e-3}, {50: 1e-3, 51: 1e-3}, {51: 8e-3})
+    of_ranks = [
+        [call(place(line, "recv", "recv"), -1, 1.0 + n * 1e-2, s) for n in range(60) for line, s in lines.items()]
+        for lines in takes
+    ]
+    recording = Recording(tuple(process(rank, calls) for rank, calls in enumerate(of_ranks)))
+    said = examined(recording, 2, lambda programs: "not tried here", lambda line: None)
+    assert said.verdict[-1].startswith("up to 80 % of the time of a rank is communication;")
+    assert said.not_measured[-1].startswith("what recv cost, up to 80 % of the time of a rank")
+
+
 def test_a_replay_unlike_the_script_refutes_nothing() -> None:
     recording = loop(60, late=6e-3)
 
@@ -1461,6 +1538,17 @@ def test_where_ranks_stand_that_hang() -> None:
     ranks[0] = process(0, [*only_starts[:-1], replace(started, wait_ended=0.0)])
     assert where_ranks_stand(Recording(tuple(ranks))).startswith("rank 0 has started all_reduce (train.py:12), rank 1")
     assert len(examined(recording, 2, lambda programs: "not tried", lambda line: None).verdict) == len(said.verdict) - 1
+
+
+@pytest.mark.parametrize(("waited", "told"), [(range(58), []), (range(1, 60, 2), ["30"]), ((), ["59"])])
+def test_calls_that_go_on_at_the_end_may_still_be_waited_for(waited: Iterable[int], told: list[str]) -> None:
+    """A stage of a pipeline sends several activations, and waits for all of them later."""
+    send = place(50, "isend", "send")
+    calls = [replace(call(send, -1, 1.0 + n * 1e-2, 6e-3, blocking=False), wait_began=0.0) for n in range(60)]
+    calls = [one if n in waited else replace(one, wait_ended=0.0) for n, one in enumerate(calls)]
+    said = examined(Recording((process(0, calls),)), 2, lambda programs: "not tried here", lambda line: None)
+    counted = [line.split()[3] for line in said.not_measured if "Work.wait()" in line]
+    assert counted == told
 
 
 def test_what_was_not_done_again_is_not_told_to_cost_nothing() -> None:

@@ -25,15 +25,22 @@ def may_mount_an_image(folder: Path) -> bool:
     return subprocess.run(mount, capture_output=True).returncode == 0
 
 
+NAMES_ANOTHER = "autoddp: --output .autoddp: cannot be written (No space left on device); name a folder that can"
+
+
 @pytest.mark.parametrize(
-    ("free", "told"),
+    ("free", "home", "told"),
     # The run's folder, its .gitignore and the mark of the run in it are three files.
     [
-        (2, "autoddp: --output .autoddp: cannot be written (No space left on device); name a folder that can"),
-        (3, "/attempt0 cannot be written (No space left on device); --output names another place"),
+        (2, "", NAMES_ANOTHER),
+        (2, "work", NAMES_ANOTHER),
+        (3, "", "/attempt0 cannot be written (No space left on device); --output names another place"),
     ],
+    ids=["no run folder", "no run folder, and the home is on that disk", "no attempt"],
 )
-def test_the_job_runs_where_the_current_folder_is_on_a_full_disk(tmp_path: Path, free: int, told: str) -> None:
+def test_the_job_runs_where_the_current_folder_is_on_a_full_disk(
+    tmp_path: Path, free: int, home: str, told: str
+) -> None:
     if not may_mount_an_image(tmp_path):
         pytest.skip("needs root, mkfs.ext4 and a loop device")
     work = tmp_path / "work"
@@ -49,7 +56,12 @@ def test_the_job_runs_where_the_current_folder_is_on_a_full_disk(tmp_path: Path,
         exec "$@"
     """
     command = ("unshare", "-m", "--propagation", "private", "bash", "-c", lines, "bash", *AUTODDP)
-    launch = start(command, work, ["--nproc-per-node", "2", "train.py"], env={"HOME": str(tmp_path)}).wait()
+    launch = start(
+        command,
+        work,
+        ["--nproc-per-node", "2", "train.py"],
+        env={"HOME": str(tmp_path / home), "TMPDIR": str(tmp_path)},
+    ).wait()
     assert launch.returncode == 0, launch.stderr
     assert launch.stdout == "trained\n"
     assert "Traceback" not in launch.stderr

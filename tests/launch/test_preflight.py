@@ -359,6 +359,15 @@ def test_a_host_that_comes_late_is_waited_for(lab, meetings, rendezvous, tmp_pat
 
 
 @pytest.mark.lab
+def test_a_name_that_stands_for_another_host_on_each(lab, meetings):
+    """Each host keeps a store of its own, and waits there until it gives up, as under torchrun."""
+    hosts = lab(hosts=2, names=[f"127.0.0.1 localhost\n10.77.0.{host + 1} meet\n" for host in range(2)])
+    words = c10d(hosts, rdzv_endpoint=f"meet:{PORT}", rdzv_conf="join_timeout=2")
+    for number, one in enumerate(meetings.hold(hosts, words)):
+        assert f"1 of 2 hosts have arrived at meet:{PORT}, which is this host (host{number})" in one.error
+
+
+@pytest.mark.lab
 def test_a_host_that_stops_while_the_hosts_compare_themselves(lab, meetings, tmp_path):
     hosts, over = lab(hosts=2), str(tmp_path / "over")
     words = static(hosts)

@@ -13,6 +13,7 @@ from torch import nn
 
 from autoddp import topology
 from autoddp.commandline import local_fingerprint
+from autoddp.commandline.environment import job_environment
 from autoddp.commandline.mode import Mode, choose, for_hosts
 from autoddp.commandline.options import Options, parse
 from autoddp.commandline.saved_recipes import (
@@ -26,7 +27,9 @@ from autoddp.commandline.saved_recipes import (
 )
 from autoddp.errors import NotTuned, UnfitRecipe
 from autoddp.knobs import Configuration, Rung
+from autoddp.network.own_network import Network
 from autoddp.recipe import Evidence, Fits, LadderEntry, MadeBy, Recipe, load, save
+from autoddp.wire.worker_config import APPLY
 from autoddp.worker.ddp.model import parameters_digest
 
 TWO = ["--nproc-per-node", "2"]
@@ -226,6 +229,7 @@ def test_hosts_of_which_one_starts_no_job_are_not_about_to_do_the_same() -> None
         (["--near-limit", "0.01"], ", --near-limit 0.01"),
         (["--diagnose-budget", "30s"], ", --diagnose-budget 30.0"),
         (["--objective", "steps"], ", --objective steps"),
+        (["--isolation", "off"], ", --isolation off"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
@@ -272,6 +276,15 @@ def test_hosts_whose_ranks_would_wait_for_each_other_are_not_about_to_do_the_sam
     modes = [Mode(False, True, made) for made in (with_hook(), other)]
     assert len({mode.digest(one) for mode, one in zip(modes, both, strict=True)}) == 2
     assert len({mode.reads(one) for mode, one in zip(modes, both, strict=True)}) == 2
+
+
+def test_hosts_of_which_one_has_found_an_empty_recipe_and_one_names_it_both_compare_inputs() -> None:
+    """The one that had found it was to note an unfit job. Its ranks waited ten seconds for those of the other."""
+    name = "proj.train.autoddp.toml"
+    save(replace(recipe(world_size=4, nodes=2), configuration=Configuration({})), name)
+    both = [parse(["--nnodes", "2", *TWO, *words, "train.py"]) for words in ([], ["--recipe", name])]
+    assert len({choose(one).digest(one) for one in both}) == 1
+    assert [APPLY in job_environment(one, choose(one), Network()) for one in both] == [True, True]
 
 
 def test_force_on_one_of_the_hosts_that_tune() -> None:

@@ -18,7 +18,7 @@ from autoddp.diagnose.collectives.cause import Job, Suspicion
 from autoddp.diagnose.collectives.causes import suspicions
 from autoddp.diagnose.collectives.findings import CommunicationDiagnosis
 from autoddp.diagnose.collectives.program import Script, can_be_done
-from autoddp.diagnose.collectives.recording import Recording
+from autoddp.diagnose.collectives.recording import Place, Process, Recording
 from autoddp.diagnose.collectives.standing import SILENCE, where_ranks_stand
 from autoddp.diagnose.collectives.steps import steps_of
 from autoddp.diagnose.collectives.table import different_calls, table
@@ -333,12 +333,7 @@ def _not_measured(job: Job, different: str, undecided: Sequence[Finding]) -> lis
         found.append(f"what {' and '.join(sorted(hidden))} may communicate: it counts as time between the calls")
     if _on_device(recording):
         found.append("how long the GPU itself is in a call: the times are those of the lines of the script")
-    later = sum(
-        not call.wait_ended and not call.is_blocking and call.place.group is not None
-        for one in recording.processes
-        for call in one.calls[:-1]  # the last one goes on when the script is ended
-    )
-    if later:
+    if later := sum(map(_never_waited_for, recording.processes)):
         calls = "1 call" if later == 1 else f"{later} calls"
         found.append(f"the end of {calls} for which the script has not waited by Work.wait()")
     share, what = _not_done_again(recording)
@@ -348,11 +343,29 @@ def _not_measured(job: Job, different: str, undecided: Sequence[Finding]) -> lis
     return found
 
 
+def _never_waited_for(process: Process) -> int:
+    """Calls for whose end the script does not wait. Those behind the last wait of their line go on at the end."""
+    last = {call.place: call.began for call in process.calls if call.wait_ended}
+    return sum(
+        not call.wait_ended and not call.is_blocking and call.began < last.get(call.place, process.calls[-1].began)
+        for call in process.calls
+        if call.place.group is not None
+    )
+
+
 def _not_done_again(recording: Recording) -> tuple[float, list[str]]:
     """The largest share of a rank's time in calls that cannot be done again, such as sends, and their functions."""
+    return _largest_share(recording, lambda place: not can_be_done(place))
+
+
+def _largest_share(recording: Recording, counts: Callable[[Place], bool]) -> tuple[float, list[str]]:
+    """The largest share of a rank's time in calls of the places that count, and their functions.
+
+    Ranks of one row of the table may take unlike times in it, so the rows do not tell it.
+    """
     shares, what = [0.0], set[str]()
     for process in recording.of_rank.values():
-        of_it = {place: one for place, one in process.sums.items() if place.group and not can_be_done(place)}
+        of_it = {place: one for place, one in process.sums.items() if place.group and counts(place)}
         shares.append(sum(one.seconds for one in of_it.values()) / (process.seconds or 1.0))
         what |= {place.collective for place in of_it}
     return max(shares), sorted(what)
@@ -366,7 +379,7 @@ def _on_device(recording: Recording) -> bool:
 def _verdict(job: Job, findings: Sequence[Finding]) -> list[str]:
     """At most three lines, the answer first."""
     steps, recording = job.steps, job.recording
-    share = max((sum(row.share for row in job.rows if rank in row.ranks) for rank in recording.ranks), default=0.0)
+    share, _ = _largest_share(recording, lambda place: True)
     lines = []
     if findings:
         first = findings[0]

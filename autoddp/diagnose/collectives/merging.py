@@ -106,6 +106,16 @@ def places_of(script: Script, keys: set[tuple[int, int]]) -> tuple[str, ...]:
     return tuple(where for where, _ in counts.most_common())
 
 
+def calls_at(script: Script, keys: set[tuple[int, int]], where: str) -> list[Played]:
+    """Those of these calls that a line of the script makes."""
+    return [
+        one
+        for of_rank in script.played.values()
+        for one in of_rank
+        if one.key in keys and one.call.place.where == where
+    ]
+
+
 def seconds_in(script: Script, keys: set[tuple[int, int]]) -> float:
     """Seconds of a step on average for which the rank that needs longest stands in these calls."""
     most = max(

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from autoddp.diagnose.collectives.cause import Cause, Job, Suspicion
-from autoddp.diagnose.collectives.merging import places_of, seconds_in
+from autoddp.diagnose.collectives.merging import calls_at, places_of, seconds_in
 from autoddp.diagnose.collectives.program import Played, with_
-from autoddp.diagnose.collectives.recording import Group
 from autoddp.units import data_size
 
 _AS_TENSORS = {
@@ -52,14 +51,15 @@ class ObjectCollectives(Cause):
                     yield one
 
         lines = places_of(script, keys)
-        first = next(one for of_rank in script.played.values() for one in of_rank if one.key in keys)
+        first, *others = (calls_at(script, keys, line)[0] for line in lines)
         what = first.act.call
         seen = (
             f"{lines[0]} sends Python objects by {what} ({data_size(first.act.bytes)} pickled): each call pickles "
             "them, sends their sizes first, and unpickles those of all ranks"
         )
-        small = f"where these objects are numbers, send them as a tensor: {_fix(what, first.call.place.group)}"
-        fix = f"{lines[0]}: {small if first.act.bytes <= _SMALL else _FIX_OF_LARGE}"
+        fix = f"{lines[0]}: {_fix(first)}"
+        for line, one in zip(lines[1:], others, strict=True):
+            fix += f"; {line}: {_fix(one) if _fix(one) != _fix(first) else 'the same'}"
         yield Suspicion(
             self.name,
             seen,
@@ -71,10 +71,13 @@ class ObjectCollectives(Cause):
         )
 
 
-def _fix(what: str, group: Group | None) -> str:
+def _fix(one: Played) -> str:
     """The lines. NCCL takes no tensors of the host; objects it moves to the GPU by itself."""
+    if one.act.bytes > _SMALL:
+        return _FIX_OF_LARGE
+    group = one.call.place.group
     on = ", device='cuda'" if group is not None and group.backend == "nccl" else ""
-    return _FIXES[what].replace("{on}", on)
+    return f"where these objects are numbers, send them as a tensor: {_FIXES[one.act.call].replace('{on}', on)}"
 
 
 CAUSE = ObjectCollectives()

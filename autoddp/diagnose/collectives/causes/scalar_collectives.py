@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from autoddp.diagnose.collectives.cause import Cause, Job, Suspicion
-from autoddp.diagnose.collectives.merging import MERGEABLE, merged, places_of, runs, seconds_in, without
+from autoddp.diagnose.collectives.merging import MERGEABLE, calls_at, merged, places_of, runs, seconds_in, without
 from autoddp.diagnose.collectives.recording import Call, Group, Place, Recording
 
 _SIZES = range(1, 65)  # bytes
@@ -30,16 +30,19 @@ class ScalarCollectives(Cause):
         calls = len(keys) / max(1.0, script.covers) / max(1, len({group for group, _ in keys}))
         into = runs(script, _SIZES)
         several = len(into) * 2 >= len(keys)
-        first = next(one for of_rank in script.played.values() for one in of_rank if one.key in keys)
+        first = calls_at(script, keys, lines[0])[0]
+        also = f", also those of {' and '.join(lines[1:])}" if lines[1:] else ""
         what = first.call.place.collective
+        one = "s" if len(lines) == 1 else ""
         each = "second" if job.steps.unit == "second" else "step"
         seen = (
-            f"{' and '.join(lines[:2])} send single numbers, {calls:.1f} times in each {each}, and wait for the answer"
+            f"{' and '.join(lines[:2])} send{one} single numbers, {calls:.1f} times in each {each}, and wait{one} for "
+            "the answer"
         )
         if several:
             left_out, changed, tried = keys, merged(script, into), "one call for all numbers of a step"
             fix = (
-                f"{lines[0]}: put the numbers of a step into one tensor: "
+                f"{lines[0]}: put the numbers of a step{also}{',' if also else ''} into one tensor: "
                 f"numbers = torch.stack([loss.detach(), correct, count]); {_one_call(what)}. A number that is computed "
                 "from the answer to another one cannot be one of them"
             )
@@ -52,7 +55,7 @@ class ScalarCollectives(Cause):
             adds = "reduce" in what and first.call.place.reduction.endswith(_SUMS)
             added_up = "add them up on each rank, and " if adds else ""
             fix = (
-                f"{lines[0]}: numbers that are only logged: {added_up}send them when you log "
+                f"{lines[0]}: numbers that are only logged{also}: {added_up}send them when you log "
                 f"them: if step % {_EVERY} == 0: dist.{what}(…). What the training reads, such as a norm "
                 "by which gradients are clipped, the size of what is sent next, or a sign to stop, has to travel in "
                 "every step"

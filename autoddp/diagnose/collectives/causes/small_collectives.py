@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from autoddp.diagnose.collectives.cause import Cause, Job, Suspicion
-from autoddp.diagnose.collectives.merging import merged, places_of, runs, seconds_in, side_by_side
+from autoddp.diagnose.collectives.merging import calls_at, merged, places_of, runs, seconds_in, side_by_side
 from autoddp.units import data_size
 
 _SIZES = range(65, 256 * 1024 + 1)  # bytes of a call: fewer are numbers, see `scalar_collectives`
@@ -23,19 +23,26 @@ class SmallCollectives(Cause):
         keys = {*into, *into.values()}
         if len(keys) < _FEWEST * len(set(into.values())) or not into:
             return
-        first = next(one for of_rank in script.played.values() for one in of_rank if one.key in keys)
         sizes = [one.act.bytes for of_rank in script.played.values() for one in of_rank if one.key in keys]
         in_a_row = len(keys) / len(set(into.values()))
         lines = places_of(script, keys)
-        what = first.call.place.collective
+        made = {line: calls_at(script, keys, line) for line in lines}
+        function = {line: of_it[0].call.place.collective for line, of_it in made.items()}
+        run_of = {line: {into.get(one.key, one.key) for one in of_it} for line, of_it in made.items()}
+        together = [line for line in lines[1:] if run_of[line] & run_of[lines[0]]]
+        apart = [f"{line} ({function[line]})" for line in lines[1:] if line not in together]
+        what = function[lines[0]]
         seen = (
             f"{lines[0]} calls {what} {in_a_row:.0f} times in a row with {data_size(sum(sizes) // len(sizes))} each: "
             "such a call takes as long as the ranks need to meet, whatever it moves"
         )
         fix = (
-            f"{lines[0]}: make one call of them, where none is computed from the result of another: "
-            f"flat = torch.cat([t.reshape(-1) for t in tensors]); {_one_call(what)}"
+            f"{' and of those of '.join([f'{lines[0]}: make one call of them', *together])}, where none is computed "
+            "from the result of another: "
+            f"flat = torch.cat([t.detach().reshape(-1) for t in tensors]); {_one_call(what)}"
         )
+        if apart:
+            fix += f"; do the same at {' and at '.join(apart)}"
         beside = (("async_op=True, and all waits after the last call", side_by_side(script, into)),)
         yield Suspicion(
             self.name,
@@ -59,7 +66,8 @@ def _one_call(what: str) -> str:
         )
     return (
         f"dist.{what}(flat, …) with the other arguments that it has now; "
-        "for t, piece in zip(tensors, flat.split([t.numel() for t in tensors])): t.copy_(piece.view_as(t))"
+        "for t, piece in zip(tensors, flat.split([t.numel() for t in tensors])): "
+        "t.detach().copy_(piece.view_as(t))"
     )
 
 
