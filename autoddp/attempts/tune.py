@@ -283,6 +283,7 @@ class Tuning:
     def _diagnosed_without_ddp(self, failure: str) -> CommunicationDiagnosis | None:
         environment = {**os.environ, **self._own_network}
         replay, budget = self._folder.path / "replay", self.options.diagnose_budget or _DIAGNOSING
+        self.reporter.observer.recording()  # the script may have ended before anyone saw a call
         try:
             say, until = self.reporter.say, self._ended
             found = diagnosed(self._place / CALLS, replay, environment, budget, say, self.rates, until)
@@ -469,6 +470,7 @@ class Tuning:
             keeper=self._keeper.pid,
             activity=self.options.activity,
             say=self.reporter.say,
+            recording=self.reporter.observer.recording,
             enough=Enough(place / CALLS) if self.options.diagnose_only else None,
         )
         with LogKeeper(place), awaiting(limits.in_words):
@@ -585,6 +587,8 @@ class _Limits:
     """See `Options.activity`."""
     say: Callable[[str], None]
     """Shows the user a line."""
+    recording: Callable[[], None]
+    """See `Observer`."""
     enough: Enough | None = None
     """Whether enough is recorded of a script without DDP; None where nothing is recorded."""
     exceeded_at: float = 0.0
@@ -643,7 +647,10 @@ class _Limits:
             return False
         left = self.job.machine.at_most
         is_late = left is not None and left < _LAST_SECONDS and self.enough.has_steps
-        if self.enough() or is_late or self._waits_in_vain:
+        is_over = self.enough()
+        if self.enough.in_words:
+            self.recording()
+        if is_over or is_late or self._waits_in_vain:
             self.hosts.count_me(self._enough)  # before the ranks end here: those of other hosts fail for want of them
             return True
         return self.is_enough_elsewhere

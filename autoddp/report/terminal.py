@@ -133,6 +133,10 @@ class Terminal(Observer):
             names = ", ".join(name for name, reason in facts.left_out.items() if reason == why)
             self._note(f"left as it is: {names} ({why})")
 
+    def recording(self) -> None:
+        """The script has started, and its calls are timed."""
+        self._waiting.close()
+
     def baseline(self, record: TrialRecord, headroom: Headroom) -> None:
         """The script as written has been measured: says how long a step takes, with and without reduction."""
         self._baseline = record.seconds

@@ -14,11 +14,14 @@ from autoddp.wire import JobFacts
 class Observer:
     """Receives the events of a study. The methods do nothing here; subclasses override those that they need.
 
-    All methods are called in the study's thread, between measurements, so drawing disturbs no timing.
+    All methods but `recording` are called in the study's thread, between measurements, so drawing disturbs no timing.
     """
 
     def ready(self, facts: JobFacts) -> None:
         """The job is running, and its DDP models are known."""
+
+    def recording(self) -> None:
+        """The script makes collective calls of its own, which are timed. It is called often, also in another thread."""
 
     def baseline(self, record: TrialRecord, headroom: Headroom) -> None:
         """The baseline and the headroom have been measured."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import json
+import os
 import re
 import signal
+import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +138,36 @@ def test_a_script_that_fails_has_an_answer_for_what_it_has_done(tmp_path: Path) 
     found = json.loads(done.stdout)
     assert "ValueError: planted" in found["not_measured"][-1]
     assert max(row["calls"] for row in found["communication"]["rows"]) > 500
+
+
+def test_nothing_spins_beside_calls_that_are_timed(tmp_path: Path) -> None:
+    """Redrawing takes a core from them. The script has started long since, too."""
+    ours, theirs = os.openpty()
+    written: list[bytes] = []
+
+    def read() -> None:
+        with contextlib.suppress(OSError):  # the last process has closed the terminal
+            while part := os.read(ours, 65536):
+                written.append(part)
+
+    def popen(argv: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(argv, **{**options, "stderr": theirs})
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    words = ["diagnose", "--diagnose-budget", "1s", "--nproc-per-node", "2", str(SCRIPTS / "small_calls.py")]
+    launch = start(AUTODDP, tmp_path / "run", words, {"TERM": "xterm", "COLUMNS": "80"}, popen)
+    os.close(theirs)
+    try:
+        assert launch.process.wait(PATIENCE) == 0
+    finally:
+        launch.process.kill()
+        reader.join()
+        os.close(ours)
+    before, _, after = b"".join(written).decode().partition(" of the calls again")
+    assert "starting the script" in before
+    assert after
+    assert "starting the script" not in after
 
 
 @pytest.mark.skipif(bool(unavailable()), reason=unavailable())

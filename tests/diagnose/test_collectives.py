@@ -274,11 +274,13 @@ def test_all_lines_of_a_price_are_named_with_their_functions(several: bool) -> N
             replace(made, place=of_line.get(made.place.line) or place(made.place.line, "broadcast", "broadcast"))
             for made in one.calls
         ]
+        calls = [replace(made, bytes=200) if made.place.line == 10 else made for made in calls]
         ranks.append(process(one.rank, calls))
     recording = Recording(tuple(ranks))
     steps = steps_of(recording)
     (found,) = CAUSES["small_collectives"].suspect(Job(recording, steps, [], script_of(recording, steps), 2))
     assert found.seen.startswith("train.py:11 calls broadcast" if several else "train.py:10 calls reduce")
+    assert f"with {400 if several else 200} B each" in found.seen
     other = "train.py:10 (reduce)" if several else "train.py:11 (broadcast) and at train.py:12 (broadcast) and at"
     assert f"; do the same at {other}" in found.fix
     alone = Recording(tuple(process(one.rank, [made for made in one.calls if made.place.line != 10]) for one in ranks))

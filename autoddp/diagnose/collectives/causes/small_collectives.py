@@ -23,7 +23,6 @@ class SmallCollectives(Cause):
         keys = {*into, *into.values()}
         if len(keys) < _FEWEST * len(set(into.values())) or not into:
             return
-        sizes = [one.act.bytes for of_rank in script.played.values() for one in of_rank if one.key in keys]
         in_a_row = len(keys) / len(set(into.values()))
         lines = places_of(script, keys)
         made = {line: calls_at(script, keys, line) for line in lines}
@@ -31,7 +30,7 @@ class SmallCollectives(Cause):
         run_of = {line: {into.get(one.key, one.key) for one in of_it} for line, of_it in made.items()}
         together = [line for line in lines[1:] if run_of[line] & run_of[lines[0]]]
         apart = [f"{line} ({function[line]})" for line in lines[1:] if line not in together]
-        what = function[lines[0]]
+        what, sizes = function[lines[0]], [one.act.bytes for one in made[lines[0]]]
         seen = (
             f"{lines[0]} calls {what} {in_a_row:.0f} times in a row with {data_size(sum(sizes) // len(sizes))} each: "
             "such a call takes as long as the ranks need to meet, whatever it moves"

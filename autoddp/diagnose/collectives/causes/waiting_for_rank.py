@@ -60,7 +60,7 @@ class WaitingForRank(Cause):
         )
         fix = (
             f"look at what only rank {late} does {between}, or does more of: give it as much as the others have, do it "
-            "in every tenth step, or do it after the call"
+            "in fewer steps, or do it after the call"
         )
         yield Suspicion(
             self.name,
