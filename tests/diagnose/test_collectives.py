@@ -122,6 +122,17 @@ def test_ranks_that_make_different_calls() -> None:
     assert different_calls(loop(3)) == ""
 
 
+@pytest.mark.parametrize(("at", "priced"), [(3, False), (179, True)])
+def test_what_ranks_do_before_they_part_is_priced(at: int, priced: bool) -> None:
+    """One has fewer batches, and goes to a barrier behind its steps. Calls that never were the same have no price."""
+    one, two = loop(60).processes
+    barriers = [replace(made, place=place(44, "barrier", "barrier")) for made in two.calls[at:]]
+    recording = Recording((one, process(1, [*two.calls[:at], *barriers])))
+    said = examined(recording, 2, lambda programs: "not tried here", lambda line: None)
+    assert ("small_collectives" in {found.cause for found in said.findings}) is priced
+    assert said.not_measured[0].startswith("ranks 0, 1 do not make the same calls: in call")
+
+
 @pytest.mark.parametrize("takes", [30e-3, 4e-3])
 def test_calls_of_threads_are_not_done_again_one_after_another(takes: float) -> None:
     """A thread gathers numbers beside the training, which it does not hold up: without its calls nothing is saved."""
@@ -1441,6 +1452,20 @@ def test_the_share_of_communication_is_that_of_one_rank() -> None:
     said = examined(recording, 2, lambda programs: "not tried here", lambda line: None)
     assert said.verdict[-1].startswith("up to 80 % of the time of a rank is communication;")
     assert said.not_measured[-1].startswith("what recv cost, up to 80 % of the time of a rank")
+
+
+@pytest.mark.parametrize("by_turns", [False, True])
+def test_a_rank_that_is_late_in_a_few_steps_is_not_the_late_one(by_turns: bool) -> None:
+    """Other programs slow one rank for a while, and then the other: those steps are done again, or these."""
+    one, two = loop(400, late=6e-3, where=(10,)).processes
+    swapped = slice(0, 200 if by_turns else 0)
+    calls = [list(one.calls), list(two.calls)]
+    for nth in range(len(one.calls))[swapped]:
+        calls[0][nth], calls[1][nth] = two.calls[nth], one.calls[nth]
+    recording = Recording(tuple(process(rank, of_rank) for rank, of_rank in enumerate(calls)))
+    said = examined(recording, 2, lambda programs: "not tried here", lambda line: None)
+    assert ("waiting_for_rank" in {found.cause for found in said.findings}) is not by_turns
+    assert ("% waiting for ranks that come later" in said.verdict[-1]) is by_turns
 
 
 def test_a_replay_unlike_the_script_refutes_nothing() -> None:

@@ -21,7 +21,7 @@ from autoddp.diagnose.collectives.program import Script, can_be_done
 from autoddp.diagnose.collectives.recording import Place, Process, Recording
 from autoddp.diagnose.collectives.standing import SILENCE, where_ranks_stand
 from autoddp.diagnose.collectives.steps import steps_of
-from autoddp.diagnose.collectives.table import different_calls, table
+from autoddp.diagnose.collectives.table import before_different_calls, different_calls, table
 from autoddp.diagnose.findings import WORTHWHILE, Finding
 from autoddp.timing import difference
 from autoddp.units import duration, milliseconds, percent, ranks_text
@@ -53,7 +53,8 @@ def examined(
     steps = steps_of(recording)
     rows = table(recording)
     different = different_calls(recording)
-    script = script_of(recording, steps) if not different and not recording.in_threads else None
+    alike = before_different_calls(recording) if different else recording
+    script = script_of(alike, steps) if alike is not None and not recording.in_threads else None
     job = Job(recording, steps, rows, script, cores, rates or {})
     suspected = [_with_fix(one, job) for one in suspicions(job) if one.guess >= WORTHWHILE * job.step]
     again: Replayed | str = "nothing that all ranks do together was recorded"
@@ -371,6 +372,12 @@ def _largest_share(recording: Recording, counts: Callable[[Place], bool]) -> tup
     return max(shares), sorted(what)
 
 
+def _waits(job: Job) -> float:
+    """The largest share of a rank's time in which it waits for others, as far as that is known."""
+    of_ranks = (sum(row.waiting or 0.0 for row in job.rows if rank in row.ranks) for rank in job.recording.ranks)
+    return max(of_ranks, default=0.0)
+
+
 def _on_device(recording: Recording) -> bool:
     """Whether a call moves what lies on a GPU: then its line only starts it, and the GPU waits."""
     return any(place.device not in ("cpu", "") for one in recording.processes for place in one.sums)
@@ -407,5 +414,7 @@ def _verdict(job: Job, findings: Sequence[Finding]) -> list[str]:
     of_time = f"{most} of the time of a rank is communication{seen}"
     if _on_device(recording):
         of_time = f"lines that communicate take {most} of a rank's time; how long the GPU is in them is not seen"
+    elif not findings and (waits := min(share, _waits(job))) >= WORTHWHILE:
+        of_time = f"{of_time}, {percent(waits)} waiting for ranks that come later"
     lines.append(f"{of_time}; a {steps.unit} takes {milliseconds(job.step)} ms ({steps.how})")
     return lines

@@ -8,10 +8,11 @@ of those the table says only how long the script has stood in them.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from autoddp.diagnose.collectives.recording import Call, Group, Place, Recording, Sums
@@ -210,10 +211,26 @@ def may_be_compared(calls: Sequence[Call]) -> bool:
 
 def different_calls(recording: Recording) -> str:
     """A call in which ranks of one group ask for different things, as a sentence without a period; else ""."""
-    for (group, number), calls in sorted(recording.of_calls.items(), key=lambda one: one[0][1]):
-        asked = {rank: call.place.method for rank, call in calls.items()}
-        if len(set(asked.values())) > 1:
-            each = [f"rank {rank} calls {call.place.collective} ({call.place.where})" for rank, call in calls.items()]
-            which = ", ".join(map(str, group.ranks))
-            return f"ranks {which} do not make the same calls: in call {number + 1} {', '.join(sorted(each))}"
+    for (group, number), calls in _different(recording)[:1]:
+        each = [f"rank {rank} calls {call.place.collective} ({call.place.where})" for rank, call in calls.items()]
+        which = ", ".join(map(str, group.ranks))
+        return f"ranks {which} do not make the same calls: in call {number + 1} {', '.join(sorted(each))}"
     return ""
+
+
+def before_different_calls(recording: Recording) -> Recording | None:
+    """The calls before those in which ranks ask for different things; None if that is less than half of a rank's.
+
+    Ranks with unlike numbers of batches part in the end, and their steps before that are as those of others.
+    """
+    until = min((call.began for _, calls in _different(recording) for call in calls.values()), default=math.inf)
+    kept = [replace(one, calls=[call for call in one.calls if call.began < until]) for one in recording.processes]
+    if any(2 * len(one.calls) < len(whole.calls) for one, whole in zip(kept, recording.processes, strict=True)):
+        return None
+    return replace(recording, processes=kept)
+
+
+def _different(recording: Recording) -> list[tuple[tuple[Group, int], dict[int, Call]]]:
+    """The calls in which ranks of one group ask for different things, in the order of their numbers."""
+    in_order = sorted(recording.of_calls.items(), key=lambda one: one[0][1])
+    return [(key, calls) for key, calls in in_order if len({call.place.method for call in calls.values()}) > 1]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from autoddp.diagnose.collectives.cause import Cause, Job, Suspicion
 from autoddp.diagnose.collectives.program import Played, Script, with_
-from autoddp.diagnose.collectives.recording import Process
+from autoddp.diagnose.collectives.recording import Call, Process
 from autoddp.diagnose.collectives.table import may_be_compared
 from autoddp.units import milliseconds
 from autoddp.wire.replayed_calls import OBJECTS, REST
@@ -26,22 +26,19 @@ class WaitingForRank(Cause):
         script = job.script
         if script is None:
             return
-        for_whom: Counter[int] = Counter()
-        waited: Counter[int] = Counter()
-        for of_ranks in script.of_key.values():
-            calls = {rank: one.call for rank, one in of_ranks.items()}
-            if not may_be_compared(list(calls.values())):
-                continue
-            late = max(calls, key=lambda rank: calls[rank].began)
-            least = min(call.seconds for call in calls.values())
-            for rank, call in calls.items():
-                waited[rank] += call.seconds - least  # type: ignore[assignment]
-            for_whom[late] += max(call.seconds for call in calls.values()) - least  # type: ignore[assignment]
+        done_again = [{rank: one.call for rank, one in of_ranks.items()} for of_ranks in script.of_key.values()]
+        for_whom, waited = _waiting(done_again)
         total = sum(for_whom.values())
         if not total:
             return
         late, seconds = for_whom.most_common(1)[0]
         if seconds < _MOST_CALLS * total:
+            return
+        # A few steps are done again: where ranks are late by turns, in most of these it may be one of them.
+        places = {call.place.of_any_group for calls in done_again for call in calls.values()}
+        whole = job.recording.whole.values()
+        of_all, _ = _waiting(calls for calls in whole if {call.place.of_any_group for call in calls.values()} & places)
+        if of_all[late] < _MOST_CALLS * sum(of_all.values()):
             return
         if _stands_elsewhere(job.recording.of_rank[late], script.played[late]) >= _OF_OTHERS * seconds:
             return
@@ -73,6 +70,21 @@ class WaitingForRank(Cause):
             tried=f"rank {late} as quick between its calls as the others",
             lines=(after,),
         )
+
+
+def _waiting(of_calls: Iterable[dict[int, Call]]) -> tuple[Counter[int], Counter[int]]:
+    """Rank → seconds for which others wait for it, where it comes last; and rank → seconds for which it waits."""
+    for_whom: Counter[int] = Counter()
+    waited: Counter[int] = Counter()
+    for calls in of_calls:
+        if not may_be_compared(list(calls.values())):
+            continue
+        late = max(calls, key=lambda rank: calls[rank].began)
+        least = min(call.seconds for call in calls.values())
+        for rank, call in calls.items():
+            waited[rank] += call.seconds - least  # type: ignore[assignment]
+        for_whom[late] += max(call.seconds for call in calls.values()) - least  # type: ignore[assignment]
+    return for_whom, waited
 
 
 def _stands_elsewhere(process: Process, played: Sequence[Played]) -> float:
