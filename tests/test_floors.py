@@ -20,7 +20,7 @@ SOURCES = {str(path.relative_to(PACKAGE)): path.read_text(encoding="utf-8") for 
 
 FLOORS = (
     ("version",),  # below the ground: what the package's own __init__ says of itself
-    ("__init__", "codec", "cpus", "errors", "files", "log", "units"),
+    ("__init__", "codec", "cpus", "errors", "files", "imports", "log", "units"),
     ("tables", "topology", "timing", "isolation", "cluster"),
     ("knobs", "processes"),
     ("recipe", "bench", "settings", "trace", "network"),

@@ -244,7 +244,8 @@ def agree(
     with shown:
         info = meetings.meet(handler, torchrun, arrivals)
     if info is None:
-        if notices is None or endpoint is None:
+        # Under a static rendezvous all hosts have met: one more would take the place of a host whose ranks train.
+        if notices is None or endpoint is None or static:
             raise cannot_join(torchrun.rdzv_backend)
         joins = notices.awaited(tell)
         tell("the job runs already on other hosts: joining it")

@@ -101,7 +101,7 @@ def _without_this_host(reads: str) -> str:
 
 
 def cannot_join(backend: str) -> UsageError:
-    """The error for a rendezvous whose store cannot be read by a host that comes late."""
+    """The error for a host that comes late under a static rendezvous, or one whose store it cannot read."""
     return UsageError(
         f"the other hosts have begun already, and under --rdzv-backend {backend} no host can join a job later: start "
         "all hosts together, or use --rdzv-backend c10d"

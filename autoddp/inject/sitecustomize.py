@@ -42,9 +42,12 @@ def arm(config: str, began: "dict[str, str]") -> None:
     """Hand over to the package; a failure is a warning. `began`: the environment when this process began."""
     try:
         _package()
-        from autoddp.worker.process.bootstrap import arm
+        from autoddp.imports import past_the_script
 
-        arm(config, began)
+        with past_the_script():
+            from autoddp.worker.process.bootstrap import arm
+
+            arm(config, began)
     except Exception as error:
         print(f"autoddp: warning: the script runs as written, the worker could not start: {error!r}", file=sys.stderr)
 
@@ -117,9 +120,12 @@ def isolate(plan: str) -> None:
     """Start this process's part of the isolation. A process of a tuning attempt must not run without it."""
     try:
         _package()
-        from autoddp.worker.process.isolated import start
+        from autoddp.imports import past_the_script
 
-        start(plan, is_rank="AUTODDP_WORKER_TUNES" in os.environ)
+        with past_the_script():
+            from autoddp.worker.process.isolated import start
+
+            start(plan, is_rank="AUTODDP_WORKER_TUNES" in os.environ)
     except BaseException as error:  # this may be another Python, which lacks a package of autoddp's or is too old
         if _runs_a_program_of_the_system():
             return

@@ -24,6 +24,9 @@ the same for all jobs: ours would replace the file of a job of the user's. It ta
 _NO_WARNINGS = {"PYTHONWARNINGS": "ignore"}
 """If the user makes warnings errors, that is for the script. torch warns of a barrier over NCCL, and Python (from 3.12
 on) of a fork beside numpy's threads: our own workers would end there."""
+_NO_OTHER_FILES = {"PYTHONSAFEPATH": "1"}
+"""With `-m`, Python looks in the current folder first, where a project may have files with the names of Python's own
+modules. From 3.11 on this variable leaves that folder out."""
 _ROOT = Path(__file__).resolve().parents[2]
 AHEAD = "AUTODDP_CLOCK_AHEAD"
 """Variable that tells our own jobs by how many seconds the clock that they follow is ahead of this host's."""
@@ -35,7 +38,7 @@ def for_own_workers(environment: Mapping[str, str]) -> dict[str, str]:
     They print no warnings, which the user could do nothing about.
     """
     paths = [str(_ROOT), *filter(None, [environment.get("PYTHONPATH")])]
-    return {**_AGENTS_STORE, **_NO_TRACES, **_NO_WARNINGS, "PYTHONPATH": os.pathsep.join(paths)}
+    return {**_AGENTS_STORE, **_NO_TRACES, **_NO_WARNINGS, **_NO_OTHER_FILES, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def follow_clock(ahead: float) -> None:

@@ -18,6 +18,7 @@ from torch import __version__ as torch_build
 
 from autoddp.knobs import Configuration
 from autoddp.recipe import Evidence, Fits, MadeBy, Recipe, dump
+from autoddp.version import __version__
 
 torch_version = str(torch_build).partition("+")[0]
 RECIPE = dump(
@@ -255,6 +256,14 @@ def test_all_entries_speak_alike(folder: Path, words: str) -> None:
         answers.add((done.returncode, done.stdout, done.stderr))
     assert answers == {typed(folder, words)}
     assert answers.pop()[0] == 2
+
+
+def test_a_project_with_a_file_named_as_a_module_of_pythons(folder: Path) -> None:
+    """`python -m` has Python look in the current folder first."""
+    (folder / "statistics.py").write_text("print('of the project')\n")
+    command = [sys.executable, "-m", "autoddp", "--version"]
+    done = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"autoddp {__version__}\n", "")
 
 
 def test_a_world_of_one_cannot_be_tuned(folder: Path) -> None:

@@ -57,6 +57,7 @@ def host(
     force: bool = True,
     popen: Any = None,
     last_call: int = LAST_CALL,
+    meeting: list[str] | None = None,
 ) -> Launch:
     folder = parent / name
     folder.mkdir(exist_ok=True)
@@ -65,10 +66,10 @@ def host(
     if recipe is not None:
         (folder / "own.toml").write_text(dump(recipe))
         own = ["--recipe", "own.toml"]
-    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{address}:{port}", "--rdzv-id", "j"]
+    c10d = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{address}:{port}", "--rdzv-id", "j"]
+    c10d += ["--rdzv-conf", f"last_call_timeout={last_call}"]
     options = ["--nnodes", nodes, "--nproc-per-node", "1", "--max-restarts", "3"]
-    options += ["--rdzv-conf", f"last_call_timeout={last_call}"]
-    all_ = [*meeting, *options, *own, *(["--force"] if force else []), "--no-python", "sh", "train.sh"]
+    all_ = [*(meeting or c10d), *options, *own, *(["--force"] if force else []), "--no-python", "sh", "train.sh"]
     return start(AUTODDP, folder, all_, STORE_OF_ITS_OWN, popen=popen)
 
 
@@ -122,6 +123,30 @@ def test_a_late_host_with_another_recipe_is_refused(tmp_path):
     assert "hosts differ: the job runs already with a recipe with bucket_cap_mb=3" in line
     assert "bucket_cap_mb=5" in line
     assert starts(one) == [f"of 1: {RUNS}"]
+
+
+def test_no_host_joins_a_static_rendezvous_late(tmp_path):
+    """One of another job, with the same port, took the place of a host whose rank was training."""
+    port = free_port()
+    (tmp_path / "first").touch()
+
+    def begin(name: str, rank: str) -> Launch:
+        place = ["--node-rank", rank, "--master-addr", "127.0.0.1", "--master-port", port]
+        return host(tmp_path, name, port, "2", meeting=place)
+
+    one, two = begin("host0", "0"), begin("host1", "1")
+    try:
+        wait_for(lambda: starts(one) and starts(two), "both ranks")
+        other = begin("other", "1").wait()
+        assert other.returncode == 2, other.stderr
+        assert "under --rdzv-backend static no host can join a job later" in other.stderr
+        (tmp_path / "first").unlink()
+        assert (one.wait().returncode, two.wait().returncode) == (0, 0), one.stderr + two.stderr
+    finally:
+        one.kill()
+        two.kill()
+    assert starts(one) == starts(two) == [f"of 2: {RUNS}"]
+    assert starts(other) == []
 
 
 @pytest.mark.lab

@@ -60,6 +60,16 @@ def test_warnings_that_the_user_makes_errors_end_no_worker_of_ours() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 always looks in the current folder first")
+def test_files_of_the_project_are_not_imported_by_workers_of_ours(tmp_path: Path) -> None:
+    """Every job of ours is started with -m."""
+    (tmp_path / "statistics.py").write_text("raise ValueError('of the project')\n")
+    variables = {**environment(), **for_own_workers(environment())}
+    words = [sys.executable, "-m", "autoddp.timing.samples"]
+    done = subprocess.run(words, cwd=tmp_path, env=variables, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_replay_ends_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
     plan, result = tmp_path / "plan.json", tmp_path / "result.json"
     long = Program(((0,),), ((Act(WAIT, sleeps=1000.0),),))

@@ -327,3 +327,24 @@ def test_a_hook_of_the_scripts_own_imports_no_hooks_of_torch(folder: Path) -> No
     """torch may warn where it is imported: under PYTHONWARNINGS=error the script would fail, and not under torchrun."""
     done = forks.run(["-c", OWN_HOOK], cwd=folder, env=environment())
     assert done.stdout == "False\n", done.stderr
+
+
+TRAINS = """
+import sys, torch
+import torch.distributed as dist
+import torch.nn.parallel
+from statistics import of_the_project
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+print(of_the_project, sys.path, "autoddp.worker.job.applying" in sys.modules)
+"""
+
+
+def test_a_project_keeps_a_file_with_the_name_of_a_module_that_autoddp_imports(folder: Path) -> None:
+    """It imports torch itself: if it were run in the middle of torch's import, torch would be made twice, and fail."""
+    (folder / "script" / "statistics.py").write_text("import torch\nof_the_project = 'theirs'\n")
+    (folder / "script" / "train.py").write_text(TRAINS)
+    env = bare(folder, None)
+    without, with_order = run(folder, env), run(folder, {**env, **ORDERS["recipe"].environment(env)})
+    assert with_order.stdout == without.stdout.replace("False", "True")
+    assert (with_order.stderr, with_order.returncode, without.returncode) == (without.stderr, 0, 0)

@@ -107,7 +107,7 @@ def places_of(script: Script, keys: set[tuple[int, int]]) -> tuple[str, ...]:
 
 
 def calls_at(script: Script, keys: set[tuple[int, int]], where: str) -> list[Played]:
-    """Those of these calls that a line of the script makes."""
+    """Calls of these that one line of the script makes."""
     return [
         one
         for of_rank in script.played.values()

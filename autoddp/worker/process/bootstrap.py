@@ -11,6 +11,7 @@ from typing import Any
 
 import wrapt
 
+from autoddp.imports import past_the_script
 from autoddp.wire import LauncherClient, WorkerConfig
 from autoddp.wire.recorded_calls import RecordingPlan
 from autoddp.wire.started_with import keep, started_with
@@ -110,6 +111,7 @@ def notice_writes(variable: str) -> Callable[[], bool]:
 def _when_torch_is_imported(then: Callable[[], None]) -> None:
     def imported(torch: ModuleType) -> None:
         if torch.distributed.is_available():
-            then()
+            with past_the_script():
+                then()
 
     wrapt.register_post_import_hook(imported, "torch")
