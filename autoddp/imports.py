@@ -32,7 +32,7 @@ def past_the_script() -> Iterator[None]:
     path, before = sys.path[:], dict(sys.modules)
     files = {name: os.path.realpath(getattr(before.get(name), "__file__", None) or "") for name in names}
     theirs = [name for name in before if files.get(top := name.partition(".")[0]) == names.get(top, "")]
-    sys.path[:] = [entry for entry in path if os.path.realpath(entry) != folder]
+    sys.path[:] = [entry for entry in path if _real(entry) != folder]
     for name in theirs:
         del sys.modules[name]
     try:
@@ -55,14 +55,23 @@ def _folder_of_the_script() -> str:
         elif word in ("-m", "-c"):
             break
         elif not word.startswith("-"):
-            return os.path.dirname(os.path.realpath(word))
-    return os.path.realpath(".")
+            return os.path.dirname(_real(word))
+    return _real(".")
+
+
+def _real(path: str) -> str:
+    try:
+        return os.path.realpath(path)
+    except OSError:  # the current folder was removed: nothing is imported from there
+        return ""
 
 
 @functools.cache
 def _names_in(folder: str) -> dict[str, str]:
     """Name of a module of Python's → the file of that name in this folder."""
-    found = ((name, PathFinder.find_spec(name, [folder])) for name in sys.stdlib_module_names)
+    found = (
+        (name, PathFinder.find_spec(name, [folder])) for name in sys.stdlib_module_names - {*sys.builtin_module_names}
+    )
     return {
         name: os.path.realpath(spec.origin) for name, spec in found if spec is not None and spec.loader and spec.origin
     }

@@ -85,8 +85,10 @@ class Case:
     """The script has torch.compile compile its models."""
     searches: bool = False
     """The script has DDP look for unused parameters."""
+    is_static: bool = False
+    """The script has DDP take its graph as static."""
     tuned_so: bool = False
-    """So it had where the recipe was made."""
+    """The script had DDP look for unused parameters where the recipe was made."""
 
 
 BF16 = {"hook": "bf16"}
@@ -134,6 +136,7 @@ CASES = {
     "static refused": Case({"static_graph": True}, inputs=OTHERS),
     "static graph, searches": Case({"static_graph": True}, searches=True),
     "static graph, searches as tuned": Case({"static_graph": True}, searches=True, tuned_so=True),
+    "static graph, searches, static itself": Case({"static_graph": True}, searches=True, is_static=True),
     "static graph, no_sync": Case({"static_graph": True}, micro_batches=2, no_sync=True),
     "other parameters": Case(BF16, digests="0123456789abcdef"),
     "started elsewhere": Case({**BF16, **CAPS}, started=1),
@@ -180,7 +183,7 @@ def train(case: Case, rank: int) -> dict[str, Any]:
     torch.manual_seed(7)
     kind = Sharing if case.shares else Grouped if case.groups else Network
     networks = [kind(24 + n) for n in range(case.models)]
-    wrap = partial(DDP, find_unused_parameters=case.searches)
+    wrap = partial(DDP, find_unused_parameters=case.searches, static_graph=case.is_static)
     models = [wrap(torch.compile(one, backend="eager") if case.compiles else one) for one in networks]
     built = models
     if case.restored:

@@ -143,6 +143,11 @@ def test_a_search_for_unused_parameters_goes_on_where_the_tuned_script_had_none(
     assert found["told"] == ([] if is_static else [f"warning: the recipe's static_graph is left out: {said}"])
 
 
+def test_nothing_is_left_out_where_the_script_has_a_static_graph_itself(folder: Path) -> None:
+    found = ranks(folder, "static graph, searches, static itself")[0]
+    assert (found["static"], found["told"]) == ([True], [])
+
+
 def test_a_pass_without_gradients_before_the_backward_pass_changes_no_step(folder: Path) -> None:
     """What the pass before it has put off is reduced all the same, as in scripts that compare two views of a sample."""
     found = ranks(folder, "implicit_no_sync fits, looks")[0]

@@ -348,3 +348,12 @@ def test_a_project_keeps_a_file_with_the_name_of_a_module_that_autoddp_imports(f
     without, with_order = run(folder, env), run(folder, {**env, **ORDERS["recipe"].environment(env)})
     assert with_order.stdout == without.stdout.replace("False", "True")
     assert (with_order.stderr, with_order.returncode, without.returncode) == (without.stderr, 0, 0)
+
+
+def test_a_current_folder_that_was_removed(folder: Path) -> None:
+    """As where a script removes the folder that it works in, and then starts Python."""
+    line = 'mkdir gone && cd gone && rmdir ../gone && exec "$@"'
+    command = ["bash", "-c", line, "bash", sys.executable, "-c", "import sys; print(sys.path)"]
+    for env in ({}, ORDERS["tuning"].environment(bare(folder, None))):
+        done = subprocess.run(command, cwd=folder, env={**bare(folder, None), **env}, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")

@@ -168,7 +168,10 @@ class _Applied(DdpHandlers):
         if wrapped.takes and wrapped.is_sparse and HOOK.of(self._configuration):
             _left_out(HOOK.name, SPARSE)
         # Tuned without that search, so nobody has agreed to a job that stops where a parameter is unused.
-        if self._static_without_search and wrapped.arguments.get(FIND_UNUSED) and wrapped.leave_out_static_graph():
+        left_out = (
+            self._static_without_search and wrapped.arguments.get(FIND_UNUSED) and wrapped.leave_out_static_graph()
+        )
+        if left_out and not wrapped.arguments.get(STATIC_GRAPH.name):  # else the script's own static graph stays
             _left_out(STATIC_GRAPH.name, f"the script sets {FIND_UNUSED}, and did not where it was tuned")
         super().built(wrapped)
 
