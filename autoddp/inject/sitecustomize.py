@@ -107,7 +107,7 @@ def _put_back_pythonpath() -> None:
 def _give_way() -> None:
     """Import the sitecustomize that would have run without this one."""
     here = os.path.dirname(os.path.abspath(__file__))
-    sys.path[:] = [entry for entry in sys.path if not (os.path.isabs(entry) and os.path.abspath(entry) == here)]
+    sys.path[:] = [entry for entry in sys.path if os.path.normpath(entry) != here]
     this = sys.modules.pop("sitecustomize", None)
     try:
         __import__("sitecustomize")  # theirs: this one's folder is gone from the path
