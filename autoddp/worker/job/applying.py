@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from autoddp.knobs import AS_WRITTEN, Configuration
 from autoddp.knobs.computing import CUDA_GRAPHS, NUMA_BINDING, REDUCE_OVERHEAD, THREADS
 from autoddp.knobs.ddp_arguments import (
+    ALSO_STATIC,
     BROADCAST_BUFFERS,
     FIND_UNUSED,
     GRADIENT_AS_BUCKET_VIEW,
@@ -168,11 +169,11 @@ class _Applied(DdpHandlers):
         if wrapped.takes and wrapped.is_sparse and HOOK.of(self._configuration):
             _left_out(HOOK.name, SPARSE)
         # Tuned without that search, so nobody has agreed to a job that stops where a parameter is unused.
-        left_out = (
-            self._static_without_search and wrapped.arguments.get(FIND_UNUSED) and wrapped.leave_out_static_graph()
-        )
-        if left_out and not wrapped.arguments.get(STATIC_GRAPH.name):  # else the script's own static graph stays
-            _left_out(STATIC_GRAPH.name, f"the script sets {FIND_UNUSED}, and did not where it was tuned")
+        if self._static_without_search and wrapped.arguments.get(FIND_UNUSED):
+            has_its_own = bool(wrapped.arguments.get(STATIC_GRAPH.name))  # that one stays
+            if wrapped.leave_out_static_graph() and not has_its_own:
+                why = f"the script sets {FIND_UNUSED}, and did not when tuned"
+                _left_out(STATIC_GRAPH.name, f"{why}; tune it with --trials 20 {ALSO_STATIC} to have it tried")
         super().built(wrapped)
 
     def _refused(self, wrapped: Wrapped, all_differ: bool) -> None:

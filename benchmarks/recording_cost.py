@@ -1,0 +1,91 @@
+"""Claim: recording costs a script without DDP at most 3 µs for each collective call.
+
+    python benchmarks/recording_cost.py --json recording_cost.json       # on a quiet machine: two minutes
+
+`all_reduce` of four numbers over torch's fake backend, which moves nothing, in processes with and without the recorder
+of `autoddp diagnose`; they alternate (AB BA …). What a call takes longer with it is the cost: on average, as the recorder
+has it from its third second on, when it looks at waits for a core in one second of eight.
+
+at once   calls follow each other
+later     a call comes 60 µs after the one before; the CPU time of the thread is read then, too
+"""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Callable
+
+from common import median, options, paired, table, verdict, write_json
+
+TARGET = 3e-3  # seconds of a thousand calls
+_THOUSAND = 1_000
+
+
+def of_a_thousand(recorded: bool, gap: float, lasts: float, left_out: float) -> float:
+    """Mean seconds of a thousand calls with the gaps before them, in a process of its own; its first seconds are out."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return float(pool.apply(_calls, (recorded, gap, lasts, left_out)))
+
+
+def _calls(recorded: bool, gap: float, lasts: float, left_out: float) -> float:
+    import torch
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from autoddp.wire.recorded_calls import RecordingPlan
+    from autoddp.worker.observe.call_recorder import CallRecorder
+    from autoddp.worker.observe.collectives import collectives
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    numbers, clock = torch.zeros(4), time.perf_counter
+
+    def thousand() -> float:
+        began = clock()
+        for _ in range(_THOUSAND):
+            until = clock() + gap
+            while clock() < until:
+                pass
+            dist.all_reduce(numbers)
+        return clock() - began
+
+    with tempfile.TemporaryDirectory(prefix="recording-cost-") as folder:
+        if recorded:
+            collectives.record(CallRecorder(RecordingPlan(folder), is_launched=True))
+        began, found = clock(), []
+        while (at := clock() - began) < lasts:
+            took = thousand()
+            if at >= left_out:
+                found.append(took)
+    return sum(found) / len(found)
+
+
+def main() -> None:
+    """Measure both kinds of calls, print them and write the figures."""
+    parser = options(__doc__)
+    parser.add_argument("--pairs", type=int, default=3, help="of processes for each kind of call (3)")
+    parser.add_argument("--seconds", type=float, default=8.0, help="of calls in each process (8)")
+    parser.add_argument("--left-out", type=float, default=2.0, help="seconds at the beginning that do not count (2)")
+    args = parser.parse_args()
+    if args.quick:
+        args.pairs, args.seconds, args.left_out = 1, 0.3, 0.1
+    figures, rows = {}, []
+    for kind, gap in (("at once", 0.0), ("later", 60e-6)):
+        sides: dict[str, Callable[[], float]] = {
+            side: functools.partial(of_a_thousand, recorded, gap, args.seconds + args.left_out, args.left_out)
+            for side, recorded in (("as written", False), ("recorded", True))
+        }
+        figures[kind] = found = paired(sides, args.pairs)
+        costs = [after - before for before, after in zip(found["as written"], found["recorded"], strict=True)]
+        takes = median(found["as written"]) - _THOUSAND * gap
+        each = ", ".join(f"{cost * 1e3:.2f}" for cost in costs)
+        reached = verdict(median(costs) <= TARGET)
+        rows.append((kind, f"{takes * 1e3:.2f}", f"{median(costs) * 1e3:.2f}", each, f"≤ {TARGET * 1e3:.0f}", reached))
+    table(("calls", "µs as written", "µs more recorded", "of each pair", "target", "reached"), rows)
+    write_json(args.json, {"seconds_of_a_thousand_calls": figures})
+
+
+if __name__ == "__main__":
+    main()
