@@ -3,8 +3,8 @@
     python benchmarks/recording_cost.py --json recording_cost.json       # on a quiet machine: two minutes
 
 `all_reduce` of four numbers over torch's fake backend, which moves nothing, in processes with and without the recorder
-of `autoddp diagnose`; they alternate (AB BA …). What a call takes longer with it is the cost: on average, as the recorder
-has it from its third second on, when it looks at waits for a core in one second of eight.
+of `autoddp diagnose`; they alternate (AB BA …). What a call takes longer with it is its cost, from the third
+second on, when the recorder looks at waits for a core in one second of eight.
 
 at once   calls follow each other
 later     a call comes 60 µs after the one before; the CPU time of the thread is read then, too
@@ -25,7 +25,7 @@ _THOUSAND = 1_000
 
 
 def of_a_thousand(recorded: bool, gap: float, lasts: float, left_out: float) -> float:
-    """Mean seconds of a thousand calls with the gaps before them, in a process of its own; its first seconds are out."""
+    """Mean seconds of a thousand calls with the gaps before them, in a process of its own, behind its first seconds."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return float(pool.apply(_calls, (recorded, gap, lasts, left_out)))
 
