@@ -291,7 +291,8 @@ def job(script: str, name: str) -> None:
         configuration = configuration.with_values(powersgd_start_step=0)  # as a trial measures it
     digest = parameters_digest(Net())
     watch = WatchPlan(Rung.LOSSY, limit=1.0, first=1000, every=1000, steps=1)
-    start_applying(WorkerConfig(configuration=configuration.without_variables, parameters_digest=digest, watch=watch))
+    configuration = configuration.without_variables
+    start_applying(WorkerConfig(configuration=configuration, parameters_digest=digest, watch=watch, static_graph=True))
     training = trained(script)
     write("job", f"{script} {name}", {**in_effect(training), "saved": saved(training)})
 
