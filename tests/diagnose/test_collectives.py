@@ -114,6 +114,22 @@ def test_parts_of_one_call_are_one_call() -> None:
     assert calls_of({sizes: Sums(10, 80, 1.0), data: Sums(3, 900, 1.0)}) == 13
 
 
+@pytest.mark.parametrize("later", [0.0, 5e-4])
+def test_as_many_calls_as_steps_are_done_again(later: float) -> None:
+    """A rank may be back from the last call of a step when the other one has begun the next step."""
+    one, two = loop(60, where=(10,)).processes
+    step = place(30, "step of SGD", "step of SGD", None)
+    ends = [call(step, -1, made.ended, 0.0) for made in one.calls]
+    both = sorted([*one.calls, *ends], key=lambda made: made.began)
+    back_later = [replace(made, wait_ended=made.wait_ended + later) for made in two.calls]
+    recording = Recording((process(0, both), replace(process(1, back_later), seconds=0.1)))
+    script = script_of(recording, steps_of(recording))
+    assert script is not None
+    of_rank = script.played[0]
+    assert sum(made.act.call == "allreduce" for made in of_rank) == script.covers > 3
+    assert script.seconds / script.covers == pytest.approx(6e-3, rel=0.02)
+
+
 def test_ranks_that_make_different_calls() -> None:
     one, two = loop(3).processes
     barrier = call(place(44, "barrier", "barrier"), 2, two.calls[2].began, 1e-3)

@@ -173,9 +173,7 @@ def script_of(recording: Recording, steps: Steps) -> Script | None:
     place = {group: number for number, group in enumerate(called)}
     taken: _Taken = {rank: [] for rank in recording.of_rank}
     for (group, number), calls in whole.items():
-        stretch = stretches[group.ranks[0]]
-        began = min(call.began for call in calls.values())
-        if began >= stretch.begin and max(call.ended for call in calls.values()) <= stretch.end:
+        if stretches[group.ranks[0]].has(calls):
             # Ranks may give more or less, as in an all-to-all of experts. It takes as long as the most of it; and what
             # is done again has pieces of one size, which must be the same on all ranks.
             most = max(call.bytes for call in calls.values())

@@ -10,7 +10,7 @@ import statistics
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from autoddp.diagnose.collectives.recording import Call, Group, Place, Process, Recording
@@ -38,6 +38,17 @@ class Stretch:
     """Steps in it; 0 where they cannot be counted."""
     pace: float = 1.0
     """Seconds that so many steps take on average, without pauses, divided by those of this stretch."""
+    rank: int = -1
+    """Of whose steps it is; -1 where they are not known."""
+
+    def has(self, calls: Mapping[int, Call]) -> bool:
+        """Whether a call is made in it, as its own rank sees that: another one may be back a moment later.
+
+        Without the last call of a step the stretch would have a step less than is counted.
+        """
+        if (own := calls.get(self.rank)) is not None:
+            return own.began >= self.begin and own.ended <= self.end
+        return self.begin <= min(call.began for call in calls.values()) < self.end
 
 
 def stretches_of(
@@ -127,8 +138,9 @@ class _Set:
         late = [one for one in each if one[0] >= marks[-1] - _LATE * (marks[-1] - marks[0])]
         each = late if len(late) >= _FEWEST else each
         first, last = _usual(each)
-        spans = [(min(c.began for c in calls.values()), max(c.ended for c in calls.values())) for calls in self.whole]
-        spans = [(began, ended) for began, ended in spans if began >= first and ended <= last]
+        there = Stretch(first, last, rank=self.process.rank)
+        within = [calls.values() for calls in self.whole if there.has(calls)]
+        spans = [(min(call.began for call in calls), max(call.ended for call in calls)) for calls in within]
         # A pause before and behind them may be longer: it is cut.
         if not spans or max(ended for _, ended in spans) - min(began for began, _ in spans) > LONGEST_STEP:
             return None
@@ -141,7 +153,7 @@ class _Set:
         pause = max(_PAUSE * (last - first), _PAUSED * longest[each.index((first, last))])
         kept = [number for number, length in enumerate(longest) if length <= pause]
         pace = _pace([each[number] for number in kept], [counts[number] for number in kept], (last - first) / count)
-        return Stretch(first, last, count, pace)
+        return replace(there, steps=count, pace=pace)
 
     def _marks_in(self, first: float, last: float) -> Sequence[float]:
         return self.marks[bisect_left(self.marks, first) : bisect_right(self.marks, last)]
