@@ -39,7 +39,7 @@ class Stretch:
     pace: float = 1.0
     """Seconds that so many steps take on average, without pauses, divided by those of this stretch."""
     rank: int = -1
-    """Of whose steps it is; -1 where they are not known."""
+    """The rank whose steps these are; -1 where they are not known."""
 
     def has(self, calls: Mapping[int, Call]) -> bool:
         """Whether a call is made in it, as its own rank sees that: another one may be back a moment later.
