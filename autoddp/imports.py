@@ -55,7 +55,8 @@ def _folder_of_the_script() -> str:
         elif word in ("-m", "-c"):
             break
         elif not word.startswith("-"):
-            return os.path.dirname(_real(word))
+            script = _real(word)  # or a folder with a __main__.py
+            return script if os.path.isdir(script) else os.path.dirname(script)
     return _real(".")
 
 
@@ -68,7 +69,9 @@ def _real(path: str) -> str:
 
 @functools.cache
 def _names_in(folder: str) -> dict[str, str]:
-    """Name of a module of Python's → the file of that name in this folder."""
+    """Name of a module of Python's → the file of that name in this folder; nothing where the files are Python's."""
+    if folder == os.path.dirname(_real(os.__file__)):
+        return {}
     found = (
         (name, PathFinder.find_spec(name, [folder])) for name in sys.stdlib_module_names - {*sys.builtin_module_names}
     )

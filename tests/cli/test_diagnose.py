@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import io
 import json
-import os
 import re
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from lab import Lab, unavailable
 from launchers import AUTODDP, PATIENCE, SCRIPTS, start, wait_for, whole
+from terminals import terminal
 
 from autoddp.cli.diagnose import _HELP, _columns, run
 from autoddp.commandline.mode import choose_to_diagnose
@@ -142,28 +140,17 @@ def test_a_script_that_fails_has_an_answer_for_what_it_has_done(tmp_path: Path) 
 
 def test_nothing_spins_beside_calls_that_are_timed(tmp_path: Path) -> None:
     """Redrawing takes a core from them. The script has started long since, too."""
-    ours, theirs = os.openpty()
-    written: list[bytes] = []
-
-    def read() -> None:
-        with contextlib.suppress(OSError):  # the last process has closed the terminal
-            while part := os.read(ours, 65536):
-                written.append(part)
-
-    def popen(argv: list[str], **options: Any) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(argv, **{**options, "stderr": theirs})
-
-    reader = threading.Thread(target=read)
-    reader.start()
     words = ["diagnose", "--diagnose-budget", "1s", "--nproc-per-node", "2", str(SCRIPTS / "small_calls.py")]
-    launch = start(AUTODDP, tmp_path / "run", words, {"TERM": "xterm", "COLUMNS": "80"}, popen)
-    os.close(theirs)
-    try:
-        assert launch.process.wait(PATIENCE) == 0
-    finally:
-        launch.process.kill()
-        reader.join()
-        os.close(ours)
+    with terminal() as (theirs, written):
+
+        def popen(argv: list[str], **options: Any) -> subprocess.Popen[bytes]:
+            return subprocess.Popen(argv, **{**options, "stderr": theirs})
+
+        launch = start(AUTODDP, tmp_path / "run", words, {"TERM": "xterm", "COLUMNS": "80"}, popen)
+        try:
+            assert launch.process.wait(PATIENCE) == 0
+        finally:
+            launch.process.kill()
     before, _, after = b"".join(written).decode().partition(" of the calls again")
     assert "starting the script" in before
     assert after

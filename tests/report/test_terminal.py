@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from study.simulated import SimulatedJob, facts
+from terminals import terminal
 
 from autoddp.diagnose import Diagnosis
 from autoddp.diagnose.findings import Scaling
@@ -196,25 +197,13 @@ def test_nothing_is_drawn_in_a_file_whatever_the_environment_says(tmp_path: Path
 @pytest.mark.parametrize(("term", "columns"), [("xterm", "80"), ("xterm", "0"), ("dumb", "80")])
 def test_on_a_terminal_lines_stand_above_the_spinner(term: str, columns: str, tmp_path: Path) -> None:
     """A thread redraws it meanwhile. In a process of its own, because the two once waited for each other for ever."""
-    ours, theirs = os.openpty()
-    written: list[bytes] = []
-
-    def read() -> None:
-        with contextlib.suppress(OSError):  # the last process has closed the terminal
-            while part := os.read(ours, 65536):
-                written.append(part)
-
-    reader = threading.Thread(target=read)
-    reader.start()
     env = {**os.environ, "TERM": term, "COLUMNS": columns, "PYTHONPATH": str(Path(__file__).parents[2])}
-    with subprocess.Popen([sys.executable, "-c", SPINS], cwd=tmp_path, env=env, stdin=theirs, stderr=theirs) as process:
-        os.close(theirs)
+    with terminal() as (theirs, written):
+        process = subprocess.Popen([sys.executable, "-c", SPINS], cwd=tmp_path, env=env, stdin=theirs, stderr=theirs)
         try:
             assert process.wait(100) == 0
         finally:
             process.kill()
-            reader.join()
-            os.close(ours)
     shown = b"".join(written).decode()
     assert ("starting the script" in shown) is (term == "xterm")
     assert ("\x1b" in shown) is (term == "xterm")  # a dumb terminal shows escape sequences as they are
@@ -233,26 +222,14 @@ subprocess.run([sys.executable, "-c", sys.argv[1]], preexec_fn=os.setpgrp if sys
 @pytest.mark.parametrize("how", ["", "&"])
 def test_nothing_is_drawn_where_the_user_types(how: str, tmp_path: Path) -> None:
     """After `autoddp train.py &` the line of the cursor, and the cursor, are the shell's."""
-    ours, theirs = os.openpty()
-    written: list[bytes] = []
-
-    def read() -> None:
-        with contextlib.suppress(OSError):  # the last process has closed the terminal
-            while part := os.read(ours, 65536):
-                written.append(part)
-
-    reader = threading.Thread(target=read)
-    reader.start()
     env = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "PYTHONPATH": str(Path(__file__).parents[2])}
     words = [sys.executable, "-c", SHELL, SPINS, how]
-    shell = subprocess.Popen(words, cwd=tmp_path, env=env, stdin=theirs, stderr=theirs, start_new_session=True)
-    os.close(theirs)
-    try:
-        assert shell.wait(100) == 0
-    finally:
-        shell.kill()
-        reader.join()
-        os.close(ours)
+    with terminal() as (theirs, written):
+        shell = subprocess.Popen(words, cwd=tmp_path, env=env, stdin=theirs, stderr=theirs, start_new_session=True)
+        try:
+            assert shell.wait(100) == 0
+        finally:
+            shell.kill()
     assert (b"\x1b[?25l" in b"".join(written)) is (how == "")
     assert b"autoddp: the end of it" in b"".join(written)
 

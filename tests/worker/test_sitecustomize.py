@@ -6,6 +6,7 @@ Each test runs the same program twice, as torchrun would start it and with an or
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -340,14 +341,27 @@ print(of_the_project, sys.path, "autoddp.worker.job.applying" in sys.modules)
 """
 
 
-def test_a_project_keeps_a_file_with_the_name_of_a_module_that_autoddp_imports(folder: Path) -> None:
+@pytest.mark.parametrize(("name", "word"), [("train.py", "script/train.py"), ("__main__.py", "script")])
+def test_a_project_keeps_a_file_with_the_name_of_a_module_that_autoddp_imports(
+    folder: Path, name: str, word: str
+) -> None:
     """It imports torch itself: if it were run in the middle of torch's import, torch would be made twice, and fail."""
     (folder / "script" / "statistics.py").write_text("import torch\nof_the_project = 'theirs'\n")
-    (folder / "script" / "train.py").write_text(TRAINS)
+    (folder / "script" / name).write_text(TRAINS)
     env = bare(folder, None)
-    without, with_order = run(folder, env), run(folder, {**env, **ORDERS["recipe"].environment(env)})
+    without, with_order = (run(folder, {**env, **more}, word) for more in ({}, ORDERS["recipe"].environment(env)))
     assert with_order.stdout == without.stdout.replace("False", "True")
     assert (with_order.stderr, with_order.returncode, without.returncode) == (without.stderr, 0, 0)
+
+
+@pytest.mark.parametrize("order", ["recipe", "tuning"])
+def test_the_folder_of_pythons_own_modules(folder: Path, order: str) -> None:
+    """There each of Python's modules has its own file. No project lies there, so none of them is hidden."""
+    env = bare(folder, None)
+    words = [sys.executable, "-c", "import statistics; print(statistics.fmean([1]))"]
+    env |= ORDERS[order].environment(env)
+    done = subprocess.run(words, cwd=Path(os.__file__).parent, env=env, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("1.0\n", "")
 
 
 def test_a_current_folder_that_was_removed(folder: Path) -> None:
