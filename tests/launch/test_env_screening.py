@@ -108,7 +108,12 @@ def test_a_setting_that_hangs_leaves_nothing_in_the_users_folders(torchrun: argp
     assert {file.read_text() for file in seen.iterdir()} == {"0 0"}
 
 
-HANGS = "import os, time\nif 'RANK' in os.environ:\n    time.sleep(1000)\n"
+HANGS = """
+import os, time
+if "RANK" in os.environ:
+    open(os.path.join(os.path.dirname(__file__), os.environ["RANK"]), "w").close()
+    time.sleep(1000)
+"""
 LAUNCHER = """
 import os, sys
 from pathlib import Path
@@ -130,7 +135,8 @@ def test_it_ends_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
     with subprocess.Popen(words, env=environment()) as launcher:
         below: list[psutil.Process] = []
         try:
-            wait_for(lambda: len(_below(launcher.pid)) >= 3, "torchrun and two ranks")
+            # Not when the second rank is just being forked: torchrun does not know it yet, and could not end it.
+            wait_for(lambda: all((tmp_path / rank).exists() for rank in "01"), "two ranks")
             below = _below(launcher.pid)
             launcher.kill()
             launcher.wait()
