@@ -198,9 +198,9 @@ class Results:
         self._save(content)
         for finding in found.get("findings", ()):
             say(finding)
-        if content.get("objective") is not None:
-            return  # the page and the trace are about the steps of a DDP job
         self._write_report(content)
+        if content.get("objective") is not None:
+            return  # a trace is about the steps of a DDP job
         if self._options.trace or self._options.diagnose_only:
             self._write_trace(content.get("timelines", ()))
 

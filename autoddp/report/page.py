@@ -256,6 +256,9 @@ def _not_measured(content: PageContent) -> Iterator[str]:
 
 def _lacking(content: PageContent) -> Iterator[tuple[str, str]]:
     """What the summary does not have: the place in it, and a sentence that says what the page is without for it."""
+    if content.objective is not None:
+        yield from _lacking_of_starts(content)
+        return
     found = content.diagnosis
     if found is None:
         yield (
@@ -286,6 +289,25 @@ def _lacking(content: PageContent) -> Iterator[tuple[str, str]]:
         yield "topology", "The topology of this host."
     if not content.what_if:
         yield "what_if", "This job on other machines: nothing was predicted."
+
+
+def _lacking_of_starts(content: PageContent) -> Iterator[tuple[str, str]]:
+    assert content.objective is not None
+    yield (
+        "diagnosis",
+        "Why it takes its time: autoddp diagnose with the same script says what its communication costs.",
+    )
+    if len(content.objective.starts) < 2:  # the first one is the script as written
+        yield "objective.starts", "Other settings: none was tried."
+    elif not content.objective.rounds.as_written:
+        yield (
+            "objective.rounds",
+            "Final rounds: no setting was better than the script as written, or there was no time.",
+        )
+    if not content.recipe_text:
+        yield "recipe_text", "The recipe: it is not part of this summary."
+    if not content.topology:
+        yield "topology", "The topology of this host."
 
 
 def _not_studied(content: PageContent) -> Iterator[tuple[str, str]]:

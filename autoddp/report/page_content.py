@@ -14,10 +14,12 @@ from typing import Annotated, Any
 from autoddp.codec import WHOLE, Meta, Struct, convert, field, sound_parts
 from autoddp.codec import plain as as_plain
 from autoddp.timing import Speedup, median
+from autoddp.units import figure, milliseconds
 from autoddp.version import SUMMARY_SCHEMA
 
 _MOST = 1e12  # keeps sums and quotients finite, with `_LEAST`
 _LEAST = 1e-12  # what is closer to 0 is 0
+_ANY_OF = frozenset({"trials", "diagnosis", "objective"})  # a summary has one of them at least
 Amount = Annotated[float, Meta(ge=0, le=_MOST)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Factor = Annotated[float, Meta(ge=1 / _MOST, le=_MOST)]
@@ -234,6 +236,67 @@ class Timeline(Struct, frozen=True):
     """Why no buckets were recorded; "" where they were."""
 
 
+class Start(Struct, frozen=True):
+    """A start of a script without DDP, or of the script as written."""
+
+    configuration: Values
+    state: str
+    reason: str = ""
+    numbers: tuple[Amount, ...] = ()
+    """What it has given; nothing where it failed."""
+
+    @property
+    def failed(self) -> str:
+        """Why it has no number; "" where it has one."""
+        return "" if self.numbers else f"{self.state}: {self.reason or 'no reason is known'}"
+
+
+class Finalist(Struct, frozen=True):
+    """What a configuration gave in the final rounds, start by start."""
+
+    configuration: Values
+    gain: Gain
+    numbers: tuple[Amount, ...] = ()
+
+
+class StartRounds(Struct, frozen=True):
+    """Final rounds, in each of which the script was started as written and with each finalist."""
+
+    as_written: tuple[Amount, ...] = ()
+    finalists: tuple[Finalist, ...] = ()
+
+
+class Aim(Struct, frozen=True):
+    """What was made better in a script without DDP, see `settings.Objective`: seconds of a step, or printed numbers."""
+
+    text: str
+    as_written: Amount | None = None
+    tuned: Amount | None = None
+    """None where nothing else is launched."""
+    gain: Gain | None = None
+    starts: tuple[Start, ...] = ()
+    rounds: StartRounds = StartRounds()
+
+    @property
+    def of_steps(self) -> bool:
+        """Whether it is the time of a step; else a number that the script prints."""
+        return self.text == "steps"
+
+    @property
+    def better(self) -> str:
+        """What a gain is called."""
+        return "faster" if self.of_steps else "better"
+
+    @property
+    def unit(self) -> str:
+        """What `shown` gives."""
+        return "ms per step" if self.of_steps else "as printed"
+
+    def shown(self, number: float) -> str:
+        """A number as a person reads it, without its unit."""
+        return milliseconds(number) if self.of_steps else figure(number)
+
+
 class WhatIf(Struct, frozen=True):
     """A prediction of this job elsewhere."""
 
@@ -262,6 +325,7 @@ class PageContent(Struct, frozen=True):
     network: Network | None = None
     transports: Transports | None = None
     diagnosis: Diagnosis | None = None
+    objective: Aim | None = None
     timelines: tuple[Timeline, ...] = ()
     topology: str = ""
     recipe_text: str = ""
@@ -288,11 +352,9 @@ class PageContent(Struct, frozen=True):
 def page_content(summary: Any) -> PageContent:
     """What the page shows of a summary, without the parts that are wrong. ValueError, with one line, for anything else.
 
-    A summary needs its schema, and its trials or its diagnosis.
+    A summary needs its schema, and its trials, its diagnosis or its objective.
     """
-    if isinstance(summary, Mapping) and summary.get("objective") is not None:
-        raise ValueError("a run for --objective, of which there is no page yet; its summary.json has everything")
-    if not isinstance(summary, Mapping) or not {"trials", "diagnosis"} & summary.keys():
+    if not isinstance(summary, Mapping) or not _ANY_OF & summary.keys():
         raise ValueError("not the summary of a run: it has neither trials nor a diagnosis")
     schema = summary.get("schema")
     if schema != SUMMARY_SCHEMA:
@@ -301,8 +363,8 @@ def page_content(summary: Any) -> PageContent:
         given = _without_nothing(as_plain(summary))
         given.pop("left_out", None)
         found, left_out = sound_parts(given, PageContent)
-        if not {"trials", "diagnosis"} & found.keys():
-            raise ValueError("; ".join(told for told in _told(left_out) if told.startswith(("trials", "diagnosis"))))
+        if not _ANY_OF & found.keys():
+            raise ValueError("; ".join(told for told in _told(left_out) if told.startswith(tuple(sorted(_ANY_OF)))))
         return convert({**found, "left_out": _told(left_out)}, PageContent)
     except RecursionError as error:
         raise ValueError(str(error)) from error

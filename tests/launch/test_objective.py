@@ -98,8 +98,10 @@ def test_a_number_that_is_printed_once_at_the_end(tmp_path: Path) -> None:
     assert "  by            OMP_NUM_THREADS=1\n" in launch.stderr or "1 CPU thread per rank\n" in launch.stderr
     assert (summary(launch)["objective"]["as_written"], summary(launch)["objective"]["tuned"]) == (10.25, 20.5)
     report = start((*AUTODDP, "report"), folder, []).wait()
-    assert report.returncode == 2
-    assert report.stderr.endswith("there is no page yet; its summary.json has everything\n")
+    assert report.returncode == 0, report.stderr
+    page = Path(folder, report.stdout.strip()).read_text()
+    assert "10.25 → 20.5 as printed" in page
+    assert "report          .autoddp/latest/report.html\n" in launch.stderr
     shown = start((*AUTODDP, "recipe", "show"), folder, [place.name]).wait()
     assert shown.returncode == 0, shown.stderr
     assert f"tuned for {RATE}, baseline 10.25 as printed" in shown.stdout

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
+import random
 from functools import cache
 from typing import Any
 
 from study.simulated import SimulatedJob, facts
 
-from autoddp.codec import encode
-from autoddp.knobs import Rung
+from autoddp.codec import encode, replace
+from autoddp.knobs import AS_WRITTEN, Configuration, Rung
 from autoddp.report import summary as summary_of
-from autoddp.study import Observer, Study, StudySettings
+from autoddp.settings import Objective
+from autoddp.study import Observer, StartStudy, Study, StudySettings, TrialFailed
 from autoddp.timing.anatomy import STAGES
 
 STEPS = 3
@@ -58,6 +61,28 @@ def _study(trials: int) -> str:
     if trials > 2:
         content["trials"][2] |= {"state": "failed", "seconds": None, "reason": "RuntimeError: no memory"}
     return json.dumps(content)
+
+
+def starts(objective: str = "regex:max:rate ([0-9.]+)") -> dict[str, Any]:
+    """As it is read from summary.json after `--objective`: one setting gains, one does not, one fails."""
+    aim, chance = Objective.parse(objective), random.Random(1)
+    slow, fast, fails = (Configuration({"threads": count}) for count in (2, 1, 4))
+    numbers = {AS_WRITTEN: 0.1, slow: 0.11, fast: 0.05}
+
+    def measure(configuration: Configuration) -> float:
+        if fails["threads"] == configuration.get("threads"):
+            raise TrialFailed("RuntimeError: planted")
+        return numbers[configuration] * chance.lognormvariate(0, 0.01)
+
+    settings = StudySettings(trials=9, objective=aim)
+    described = replace(
+        facts(left_out={"malloc": "its steps fill no memory"}), start_settings=(slow, fast, fails), gradient_bytes=0
+    )
+    outcome = StartStudy(measure, lambda: math.inf, settings, Observer()).run(lambda: described)
+    content: dict[str, Any] = json.loads(encode(summary_of(outcome, {"total": 61.0}, "train.autoddp.toml")))
+    content |= {"script": "train.py", "run": "20251121-200000-host-4711", "recipe_text": "[env]\n"}
+    content |= {"topology": "host\n", "commands": {"autoddp": "autoddp train.py", "torchrun": "torchrun train.py"}}
+    return content
 
 
 def diagnosis(ranks: int) -> dict[str, Any]:

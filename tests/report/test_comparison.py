@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from page_samples import summary
+from page_samples import starts, summary
 
 from autoddp.cli.report import run
 from autoddp.errors import AutoddpError
@@ -40,6 +40,19 @@ def test_a_run_against_itself() -> None:
         assert step.times.ratio == pytest.approx(1.0)
         assert step.row()[3].startswith("no sure difference (×")
     assert "job, machine and recipe are the same, as far as the runs tell" in "\n".join(found.lines())
+
+
+def test_runs_of_a_script_without_ddp() -> None:
+    before, after = starts("steps"), starts("steps")
+    aim = after["objective"]
+    for one in (aim["rounds"]["as_written"], aim["rounds"]["finalists"][0]["numbers"]):
+        one[:] = [number / 2 for number in one]
+    for step in compared(before, after).steps:
+        assert step.times is not None
+        assert step.times.ratio == pytest.approx(2.0)
+    assert [step.what for step in compared(before, after).steps] == ["as written", "as launched"]
+    with pytest.raises(ValueError, match="neither of the two runs has measured a step"):
+        compared(starts(), starts())
 
 
 @pytest.mark.parametrize("by", [2.0, 0.5])

@@ -17,7 +17,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from page_samples import HOSTILE, diagnosis, saying, stages, summary
+from page_samples import HOSTILE, diagnosis, saying, stages, starts, summary
 from study.simulated import SimulatedJob, error_of, facts
 
 from autoddp.diagnose.findings import NOTHING
@@ -30,7 +30,7 @@ from autoddp.report.page_content import page_content
 from autoddp.report.page_pictures import heat_map, one_step, stages_of, trials
 from autoddp.study import Observer, Study, StudySettings
 from autoddp.timing import median
-from autoddp.units import ratio
+from autoddp.units import figure, milliseconds, ratio
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "autoddp" / "report" / "templates"
 SVG = re.compile(r"<svg.*?</svg>", re.DOTALL)
@@ -146,6 +146,58 @@ def test_what_matters_is_there() -> None:
     assert "host_device_copy: the job runs on CPUs." in text
 
 
+@pytest.mark.parametrize("objective", ["steps", "regex:max:rate ([0-9.]+)", "regex:min:took ([0-9.]+)"])
+def test_a_script_without_ddp_has_its_starts(objective: str) -> None:
+    content = starts(objective)
+    aim = content["objective"]
+    text = said(page(content))
+    unit = "ms per step" if objective == "steps" else "as printed"
+    shown = milliseconds if objective == "steps" else figure
+    better = "faster" if objective == "steps" else "better"
+    gain = "×{} {} {} → {} {} (99 % interval: ×{} to ×{})".format(
+        ratio(aim["gain"]["ratio"]),
+        better,
+        shown(aim["as_written"]),
+        shown(aim["tuned"]),
+        unit,
+        ratio(aim["gain"]["low"]),
+        ratio(aim["gain"]["high"]),
+    )
+    assert f"Won {gain} by threads=1 training: nothing is changed" in text
+    assert "Start with these settings from now on: autoddp train.py Start as before: torchrun train.py" in text
+    assert f"Made better: {objective} . Each measurement is a start" in text
+    assert "3 threads=1 " in text
+    assert " threads=1 threads=4 " not in text
+    assert "failed: RuntimeError: planted" in text
+    for numbers in (aim["rounds"]["as_written"], aim["rounds"]["finalists"][0]["numbers"]):
+        assert len(numbers) >= 3
+        assert ", ".join(map(shown, numbers)) in text
+    assert "malloc its steps fill no memory" in text
+    for of_ddp in (
+        " of gradients",
+        "Headroom",
+        "headroom",
+        "The ladder",
+        "Every trial",
+        "trace",
+        "No step was recorded",
+    ):
+        assert of_ddp not in text
+    assert "autoddp diagnose with the same script says what its communication costs." in text
+
+
+def test_a_script_without_ddp_that_stays_as_it_is_has_a_page() -> None:
+    content = starts()
+    content["objective"] |= {"tuned": None, "gain": None, "rounds": {"as_written": [], "finalists": []}}
+    content["decision"] = {"configuration": {}, "why": "nothing was better"}
+    text = said(page(content))
+    assert "Won nothing The script's own settings stay. As written: " in text
+    assert "Tune again: autoddp train.py" in text
+    assert "Final rounds: no setting was better than the script as written, or there was no time." in text
+    content["objective"]["starts"] = content["objective"]["starts"][:1]
+    assert "Other settings: none was tried." in said(page(content))
+
+
 LACKS = [
     ("diagnosis", "Why a step takes its time", "no diagnosis was made"),
     ("diagnosis.ranks", "Every rank and stage", "The stages of a step on each rank."),
@@ -213,6 +265,7 @@ def test_the_script_as_written_is_said_to_stay_or_what_is_launched() -> None:
     [
         ([], "neither trials nor a diagnosis"),
         ({"schema": 1}, "neither trials nor a diagnosis"),
+        ({"schema": 1, "objective": "steps"}, "objective: Expected `object`, got `str`"),
         ({"schema": 2, "trials": []}, "a summary of schema 1 was expected"),
         ({"trials": []}, "a summary of schema 1 was expected"),
         ({"schema": "1", "trials": []}, "a summary of schema 1 was expected"),
@@ -320,19 +373,24 @@ def places(value: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
 
 @pytest.mark.parametrize("value", [None, "x", [], [7], 7, -0.5, {}, {"x": 1}, math.nan, True], ids=repr)
 def test_a_page_is_drawn_whatever_one_part_is(value: Any) -> None:
-    whole = json.dumps(summary())
+    _drawn_whatever_one_part_is(summary(), value, each=20)  # the others are alike, and other values have other places
+    _drawn_whatever_one_part_is(starts(), value, each=5)
+
+
+def _drawn_whatever_one_part_is(content: dict[str, Any], value: Any, each: int) -> None:
+    whole = json.dumps(content)
     everywhere = list(places(json.loads(whole)))
-    assert len(everywhere) > 300
+    assert len(everywhere) > 50
     for number, (*above, last) in enumerate(everywhere, len(repr(value))):
-        if number % 20:  # the others are alike, and other values have other places
+        if number % each:
             continue
         content = json.loads(whole)
         place: Any = content
         for key in above:
             place = place[key]
         place[last] = value
-        if last == "schema":
-            continue
+        if (*above, last) in (("schema",), ("objective",), ("objective", "text")):
+            continue  # then it is no summary
         assert not re.search(r"\b(None|nan|NaN|inf)\b", said(page(content))), (*above, last)
 
 
@@ -411,6 +469,26 @@ def test_texts_of_others_do_nothing() -> None:
     shown = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in HOSTILE)
     assert found.text.count(shown) > 40
     assert "49" not in shown
+
+
+def test_texts_of_a_script_without_ddp_do_nothing() -> None:
+    content = starts()
+    content |= dict.fromkeys(("script", "run", "recipe", "topology", "recipe_text"), HOSTILE)
+    aim = content["objective"]
+    aim["text"] = content["decision"]["why"] = HOSTILE
+    content["job"]["left_out"] = {HOSTILE: HOSTILE}
+    content["commands"] = {"autoddp": HOSTILE, "torchrun": HOSTILE}
+    for one in (*aim["starts"], *aim["rounds"]["finalists"]):
+        one |= {"configuration": {HOSTILE: HOSTILE}, "reason": HOSTILE, "state": HOSTILE}
+    content["decision"]["configuration"] = {HOSTILE: HOSTILE}
+    text = page(content)
+    assert not CONTROL.search(text)
+    expected, found = Parsed(page(starts())), Parsed(text)
+    assert set(found.tags) == set(expected.tags)
+    assert {name for _, attributes in found.elements for name in attributes} == {
+        name for _, attributes in expected.elements for name in attributes
+    }
+    assert "49" not in "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in HOSTILE)
 
 
 def test_nothing_comes_from_outside() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from launchers import whole
-from page_samples import HOSTILE, diagnosis, saying, summary
+from page_samples import HOSTILE, diagnosis, saying, starts, summary
 
 from autoddp.diagnose import CAUSES
 from autoddp.diagnose.findings import NOTHING
@@ -65,6 +65,7 @@ SAMPLES = {
     "a diagnosis alone": lambda: {"schema": 1, "diagnosis": diagnosis(8)},
     "nothing could be measured": lambda: {"schema": 1, "diagnosis": NOTHING | {"not_measured": ["everything: …"]}},
     "one trial": lambda: summary(trials=1),
+    "a script without DDP": starts,
     "trials without a time": trials_without_a_time,
     "parts are wrong": parts_are_wrong,
     "all causes": every_cause,
