@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import statistics
 from collections.abc import Iterable
 from dataclasses import replace
@@ -9,6 +11,7 @@ from itertools import accumulate
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from autoddp.diagnose.collectives import CommunicationDiagnosis, examined
@@ -769,8 +772,15 @@ def test_each_line_that_sends_objects_has_a_fix_of_its_own() -> None:
     assert found.lines == ("train.py:11", "train.py:10")
     assert found.seen.startswith("train.py:11 sends Python objects by gather_object")
     first, _, second = found.fix.partition("; train.py:10: ")
-    assert "all_gather_into_tensor(" in first
+    assert "dist.all_gather(" in first
     assert "dist.broadcast(" in second
+
+
+@pytest.mark.parametrize("cause", sorted(CAUSES))
+def test_no_advice_names_a_function_that_torch_calls_deprecated(cause: str) -> None:
+    source = inspect.getsource(inspect.getmodule(CAUSES[cause]))  # type: ignore[arg-type]
+    named = set(re.findall(r"\bdist\.(\w+)\(", source))
+    assert [name for name in named if hasattr(getattr(dist, name), "__deprecated__")] == []
 
 
 def test_calls_are_done_again_by_the_backend_of_their_group() -> None:

@@ -10,22 +10,23 @@ from autoddp.diagnose.collectives.program import Played, with_
 from autoddp.units import data_size
 
 _AS_TENSORS = {
-    "all_gather_object": "_allgather_base",
-    "gather_object": "_allgather_base",
+    "all_gather_object": "allgather",
+    "gather_object": "allgather",
     "broadcast_object_list": "broadcast",
     "scatter_object_list": "scatter",
 }
 _FIXES = {
-    "all_gather_object": "all_of_them = torch.empty(dist.get_world_size(group), 2{on}); dist.all_gather_into_tensor("
-    "all_of_them, torch.tensor([[loss, correct]]{on}), group=group)",
-    "gather_object": "all_of_them = torch.empty(dist.get_world_size(group), 2{on}); dist.all_gather_into_tensor("
-    "all_of_them, torch.tensor([[loss, correct]]{on}), group=group)",
+    "all_gather_object": "mine = torch.tensor([loss, correct]{on}); all_of_them = [torch.empty_like(mine) for _ in "
+    "range(dist.get_world_size(group))]; dist.all_gather(all_of_them, mine, group=group)",
+    "gather_object": "mine = torch.tensor([loss, correct]{on}); all_of_them = [torch.empty_like(mine) for _ in "
+    "range(dist.get_world_size(group))]; dist.all_gather(all_of_them, mine, group=group)",
     "broadcast_object_list": "numbers = torch.tensor([rate, stop]{on}); dist.broadcast(numbers, src, group=group)",
     "scatter_object_list": "mine = torch.empty(2{on}); dist.scatter(mine, list(numbers) if rank == src else None, src, "
     "group=group)",
 }
 """The group stays: if some ranks called the default group in place of theirs, they would wait for ever. `{on}`: where
-the numbers have to be."""
+the numbers have to be. `all_gather_into_tensor` is deprecated from torch 2.13 on, and what replaces it is not in older
+versions."""
 _FIX_OF_LARGE = "send the tensors in these objects by a function for tensors, with the same group: it pickles nothing"
 _NUMBERS = 64  # bytes of the numbers that an object is taken to hold
 _SMALL = 16 * 1024  # bytes of an object that may be a few numbers

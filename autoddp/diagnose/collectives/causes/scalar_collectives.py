@@ -68,8 +68,8 @@ def _one_call(what: str) -> str:
     """The call of all numbers: an all-reduce would add up what one rank sends to the others."""
     if "gather" in what:
         return (
-            "everyone = numbers.new_empty(dist.get_world_size(group), 3); "
-            "dist.all_gather_into_tensor(everyone, numbers, group)"
+            "everyone = [torch.empty_like(numbers) for _ in range(dist.get_world_size(group))]; "
+            "dist.all_gather(everyone, numbers, group=group)"
         )
     return f"dist.{what}(numbers, …) with the other arguments that it has now"
 

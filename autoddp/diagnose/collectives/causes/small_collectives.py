@@ -59,8 +59,8 @@ def _one_call(what: str) -> str:
     """The call of all bytes, and how each tensor gets its part of the result."""
     if "gather" in what:
         return (
-            "everyone = flat.new_empty(dist.get_world_size(group), flat.numel()); "
-            "dist.all_gather_into_tensor(everyone, flat, group=group); "
+            "everyone = [torch.empty_like(flat) for _ in range(dist.get_world_size(group))]; "
+            "dist.all_gather(everyone, flat, group=group); "
             "everyone[r].split([t.numel() for t in tensors]) are the pieces of rank r"
         )
     return (
