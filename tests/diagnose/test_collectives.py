@@ -1010,6 +1010,17 @@ def test_groups_that_are_made_in_each_step() -> None:
         assert sum(act.computes for act in once) == pytest.approx(sum(act.computes for act in acts))
     assert len([ranks for ranks in script.program.groups if ranks]) == 2, "the first one was there before"
 
+    def replay(programs: dict[str, Program]) -> Replayed:
+        """With few groups, making one takes 2 ms."""
+        takes = {name: steps.seconds - (2e-3 if name != "as written" else 0.0) for name in programs}
+        return Replayed({name: (seconds * script.covers,) * 5 for name, seconds in takes.items()}, {})
+
+    (said,) = examined(recording, 2, replay, lambda line: None).findings
+    assert said.seconds == pytest.approx(0.4 * steps.seconds, rel=0.05), "as long as the script stands in new_group"
+    assert said.high is not None
+    assert said.high >= said.seconds
+    assert "ms at least" in said.text
+
 
 def test_what_a_rank_computes_before_it_makes_a_group_is_known() -> None:
     """Else most of a short gap would count as sleep, from which a rank wakes late."""

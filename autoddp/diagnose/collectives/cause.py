@@ -56,6 +56,8 @@ class Suspicion:
     ranks: tuple[int, ...] = ()
     guess: float = 0.0
     """Seconds of a step that it takes at most, where it is not proved."""
+    least: float = 0.0
+    """Seconds of a step that mending it saves at least, as the script itself has shown."""
     is_bounded: bool = True
     """Whether mending it can give no more than `guess`; not where the ranks compute faster then, too."""
     shortens_gaps: bool = False

@@ -174,6 +174,9 @@ def _judged(one: Suspicion, job: Job, again: Replayed) -> Finding | None:
         took = milliseconds(script.seconds / script.covers)
         uncertain = f"{found.text}. Most {unit}s of the script itself take {took} ms, so the price is uncertain"
         found = replace(found, status="suspected", text=uncertain)
+    if found is not None and found.low is not None and found.high is not None and found.seconds < one.least:
+        text = f"{found.text}. In the script it takes {milliseconds(one.least)} ms at least"
+        found = replace(found, seconds=one.least, high=max(found.high, one.least), text=text)
     saved = _saved_in_gaps(script, one.changed)
     most = one.guess if one.shortens_gaps else min(one.guess + min(saved.values()), _least_in_calls(job, saved))
     if found is not None and found.low is not None and one.is_bounded and found.seconds > most:

@@ -25,6 +25,7 @@ class TooManyGroups(Cause):
         ranks, count = made.most_common(1)[0] if made else ((), 0)
         seconds = places = 0.0
         pile_up = False
+        in_making: list[float] = []
         for process in job.recording.of_rank.values():
             with_groups = {
                 place: one
@@ -34,6 +35,7 @@ class TooManyGroups(Cause):
             making = {place: one for place, one in with_groups.items() if place.collective != "destroy_process_group"}
             if not _goes_on(process, making):
                 continue
+            in_making.append(sum(one.seconds for one in making.values()))
             took = sum(one.seconds for one in with_groups.values()) + _behind(process, making) * process.seconds
             if took > seconds:
                 seconds = took
@@ -55,6 +57,8 @@ class TooManyGroups(Cause):
             f"{where}: make the group once, before the loop, and keep it: group = dist.new_group({list(ranks)}, …) "
             "with the other arguments that it has now, such as its backend, by all ranks that make it now",
             guess=seconds / job.recording.seconds * job.step,
+            # What is done again has few groups. No rank waits in `new_group` for ranks that are later than all others.
+            least=min(in_making) / job.recording.seconds * job.step if pile_up else 0.0,
             shortens_gaps=True,  # by the freeing of the groups before
             changed=once,
             tried="one group for the same ranks",
