@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -44,6 +45,8 @@ _OF_A_RECIPE = ("near_limit", "lossy_limit")
 """Options beside --watch and --tune-only that must be the same on all hosts which launch with a recipe."""
 _TRIES_MORE = ("cuda_graphs", "recompile", "local_buffers", "static_graph")
 """Options by which a study tries more."""
+_OPEN_FILES = "/proc/self/fd"
+"""By it an attempt closes what it must not have; a process and its children are found beside it."""
 _OF_A_STUDY = (*_OF_A_RECIPE, "diagnose_budget", *_TRIES_MORE, "objective", "force")
 """Options that must be the same on all hosts which tune."""
 
@@ -205,12 +208,12 @@ def choose(options: Options) -> Mode:
         why = "which tunes what a process reads when it starts"
         line = f"{', '.join(left_out)} {'have' if left_out[1:] else 'has'} no effect with --objective, {why}"
         mode = replace(mode, says="; ".join(filter(None, (mode.says, line))))
-    if not mode.tune or not _is_read_once(options.torchrun):
+    why, mend = _why_not_started(options) if mode.tune else ("", "")
+    if not why:
         return mode
-    why = f"{options.script} is no regular file, so it can be read only once"
     if options.tune_only:
-        raise NotTuned(f"{why}: nothing was tuned; copy it into a file")
-    return _by_torchrun(mode, options, f"{why}: launching as torchrun would, without tuning")
+        raise NotTuned(f"{why}: nothing was tuned; {mend}")
+    return _by_torchrun(mode, options, f"{why}: launching as torchrun would, without tuning (to tune: {mend})")
 
 
 def _by_torchrun(mode: Mode, options: Options, says: str) -> Mode:
@@ -275,8 +278,9 @@ def choose_to_diagnose(options: Options) -> Mode:
         raise UsageError("diagnose: --diagnose-budget 0: nothing would be done; allow some time, e.g. 60s")
     ranks = "" if options.ranks_given else set_ranks(options.torchrun)
     _, most, _ = _size(options)
-    if _is_read_once(options.torchrun):
-        raise NotTuned(f"{options.script} is no regular file, so it can be read only once: copy it into a file")
+    why, mend = _why_not_started(options)
+    if why:
+        raise NotTuned(f"{why}: {mend}")
     return Mode(tune=True, several_nodes=most > 1, ranks=ranks, says=_without_effect(options))
 
 
@@ -295,6 +299,16 @@ def _without_effect(options: Options) -> str:
         reasons.append("a diagnosis keeps the ranks' output in its own folder, and restarts no job")
     has = "has" if len(given) == 1 else "have"
     return f"{', '.join(given)} {has} no effect here: {'; '.join(reasons)}"
+
+
+def _why_not_started(options: Options) -> tuple[str, str]:
+    """Why the script cannot be started to be tuned on this host, and what to do; ("", "") where it can."""
+    if _is_read_once(options.torchrun):
+        return f"{options.script} is no regular file, so it can be read only once", "copy it into a file"
+    if sys.platform == "linux" and not os.path.exists(_OPEN_FILES):
+        why = "/proc is not mounted here, so nobody could find and end all that the script starts"
+        return why, "mount -t proc proc /proc"
+    return "", ""
 
 
 def _is_read_once(torchrun: argparse.Namespace) -> bool:

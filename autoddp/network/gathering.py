@@ -81,7 +81,7 @@ class _Told:
 
 
 def _answered(endpoint: Endpoint, limit: float, say: Callable[[str], None], connect: Callable[[], T], told: _Told) -> T:
-    began, reason = time.monotonic(), ""
+    began, reason, said = time.monotonic(), "", set[str]()
     nameless = f"the name service says nothing of {endpoint.host}"
     asked: Asked[T] | None = None
     while True:
@@ -101,7 +101,9 @@ def _answered(endpoint: Endpoint, limit: float, say: Callable[[str], None], conn
             raise UsageError(f"the hosts cannot meet at {here}, for {duration(waited)}: {_MENDS}")
         if waited > _SOON and why != reason:
             reason, told.line = why, f"waiting at {here}; trying for {duration(limit)}: {_MENDS}"
-            say(told.line)
+            if why not in said:  # of a host that is off, the network says by turns that it is not there, and nothing
+                said.add(why)
+                say(told.line)
         if asked is None:
             time.sleep(_PAUSE)
 

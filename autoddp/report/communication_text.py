@@ -48,7 +48,7 @@ def rows(of_script: Sequence[Row]) -> RenderableType:
             Text(row.collective if row.is_blocking else f"{row.collective} (async)"),
             Text(row.group),
             f"{row.calls_per_second:.{0 if row.calls_per_second >= 10 else 2}f}",
-            f"{row.bytes_per_call / 1024:.{1 if row.bytes_per_call >= 1024 else 2}f}",
+            f"{row.bytes_per_call / 1024:.{1 if row.bytes_per_call >= 1024 else 2}f}" if row.bytes_per_call else "-",
             percent(row.share),
             "-" if row.waiting is None else percent(row.waiting),
             "-" if row.transfer is None else percent(row.transfer),

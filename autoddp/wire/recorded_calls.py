@@ -44,6 +44,8 @@ TRIAL = "threads.json"
 """Name of a file in the folder with a `ThreadsTrial`."""
 WITH_GROUPS = ("init_process_group", "new_group", "split_group", "destroy_process_group")
 """Functions of torch.distributed that make or destroy a process group. Their calls are noted as calls of no group."""
+OF_SPARSE = "_sparse"
+"""The end of `PlaceNamed.method` where a call is given sparse tensors: it is not done again."""
 VARIABLE = "AUTODDP_RECORDS_CALLS"
 """Environment variable: "PORT:FOLDER", see `RecordingPlan`. `inject/sitecustomize.py` spells this name again."""
 
@@ -184,9 +186,10 @@ class PlaceNamed(Named, frozen=True):
     line: int
     function: str
     collective: str
-    """The function of torch.distributed that the script calls, such as `all_gather_object`."""
+    """The function of torch.distributed that the script calls, such as `all_gather_object`; of sparse tensors
+    "sparse all_reduce"."""
     method: str
-    """The method of the group to which that leads."""
+    """The method of the group to which that leads; of sparse tensors with `OF_SPARSE` behind it."""
     part: int
     """Several methods may serve one call of a function: `all_gather_object` gathers sizes first."""
     group: int

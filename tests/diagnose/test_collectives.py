@@ -1451,6 +1451,22 @@ def test_of_groups_of_unequal_size_each_rank_counts_once() -> None:
     assert steps.seconds == pytest.approx(3e-3, rel=0.01)
 
 
+def test_what_sparse_tensors_cost_is_told_to_be_unknown() -> None:
+    """They were done again as if they were empty, and told to cost nothing."""
+    sparse = place(50, "sparse all_reduce", "allreduce_sparse")
+    calls = [call(sparse, 2 * n, 1.0 + n * 1e-2, 6e-3, 0) for n in range(60)]
+    calls += [call(place(10), 2 * n + 1, 1.0 + n * 1e-2 + 7e-3, 1e-5) for n in range(60)]
+    calls.sort(key=lambda one: one.began)
+    recording = Recording(tuple(process(rank, calls) for rank in (0, 1)))
+    said = examined(recording, 2, lambda programs: "not tried here", lambda line: None)
+    assert said.verdict[0].startswith("Nothing is known of what sparse all_reduce cost")
+    script = script_of(recording, steps_of(recording))
+    assert script is not None
+    assert {one.call.place.line for one in script.played[0] if one.act.call != REST} == {10}
+    (row, _) = said.rows
+    assert " - " in text_of([communication_text.rows([row])], 120).splitlines()[2], "no KiB are told"
+
+
 def test_nothing_is_said_of_what_comes_too_seldom() -> None:
     """Weights that are averaged in every 500th step may take longer than all steps; twelve seconds may have none."""
     step, ranks = place(30, "step of SGD", "step of SGD", None), []
@@ -1460,6 +1476,12 @@ def test_nothing_is_said_of_what_comes_too_seldom() -> None:
     said = examined(Recording(tuple(ranks)), 2, lambda programs: "not tried here", lambda line: None)
     assert said.findings == []
     assert said.verdict[0] == "Nothing is known: in the 1 s that were recorded no collective was called more than twice"
+    assert said.verdict[-1].endswith("ms (100 steps of SGD (train.py:30))")
+    ranks = [replace(one, calls=one.calls[:1], sums=dict([*one.sums.items()][:1])) for one in ranks]
+    last = examined(Recording(tuple(ranks)), 2, lambda programs: "not tried here", lambda line: None).verdict[-1]
+    assert last.endswith("is communication (no optimizer steps, and the calls do not repeat)"), (
+        "a second takes a second"
+    )
 
 
 def test_what_ranks_send_to_each_other_is_not_told_to_cost_nothing() -> None:
@@ -1573,8 +1595,11 @@ def test_barriers_are_not_needless_where_ranks_meet_by_nothing_else(beside: str)
 
 
 @pytest.mark.parametrize("cause", ["needless_barriers", "scalar_collectives"])
-def test_where_nothing_repeats_calls_are_counted_in_each_second(cause: str) -> None:
-    """Nobody knows then what a step is."""
+@pytest.mark.parametrize(
+    ("unit", "told"), [("step", "times in each step"), ("second", "times in each second"), ("call", "of all calls")]
+)
+def test_how_often_calls_are_made_is_told_in_the_unit_that_was_found(cause: str, unit: str, told: str) -> None:
+    """Where nothing repeats, or a single call, nobody knows what a step is."""
     barrier, ranks = place(11, "barrier", "barrier"), []
     for one in loop(97).processes:
         calls = [
@@ -1582,9 +1607,10 @@ def test_where_nothing_repeats_calls_are_counted_in_each_second(cause: str) -> N
         ]
         ranks.append(process(one.rank, calls))
     recording = Recording(tuple(ranks))
-    steps = replace(steps_of(recording), unit="second", seconds=1.0, period=0)
+    steps = replace(steps_of(recording), unit=unit, **({"seconds": 1.0, "period": 0} if unit == "second" else {}))
     (found,) = CAUSES[cause].suspect(Job(recording, steps, [], script_of(recording, steps), 2))
-    assert "times in each second" in found.seen
+    assert told in found.seen
+    assert (" step" in f"{found.seen} {found.tried}") is (unit == "step")
 
 
 def test_where_ranks_stand_that_hang() -> None:

@@ -1,5 +1,6 @@
 """Hosts that cannot meet: one line, exit code 2, nothing started."""
 
+import itertools
 import signal
 import socket
 import threading
@@ -115,3 +116,21 @@ def test_a_master_that_nobody_reaches_is_told_within_five_seconds(what, silent, 
         assert why in text
         assert text.endswith("or correct the option on this host")
         assert "\n" not in text
+
+
+def test_reasons_that_take_turns_are_each_told_once(monkeypatch):
+    """On a host's own network an address that nobody has is silent, then unreachable, then silent again."""
+    monkeypatch.setattr(gathering, "_SOON", 0.0)
+    monkeypatch.setattr(gathering, "_PAUSE", 0.01)
+    turns, said = itertools.cycle(("it does not answer", "no route to host")), []
+    asked = []
+
+    def unreachable(_):
+        asked.append(next(turns))
+        return asked[-1] if len(asked) < 10 else ""
+
+    monkeypatch.setattr(gathering, "_unreachable", unreachable)
+    assert wait_for_answer(Endpoint("--rdzv-endpoint", "10.0.0.9", 29400), 60.0, said.append, lambda: "a store")
+    assert len(said) == 2, said
+    assert "it does not answer; trying for" in said[0]
+    assert "no route to host; trying for" in said[1]

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import sys
 import warnings
 from pathlib import Path
 
@@ -255,3 +256,21 @@ def test_a_pipe_is_left_to_the_real_job(tmp_path: Path, monkeypatch: pytest.Monk
     assert options.torchrun.nproc_per_node == "1"
     (tmp_path / "train.py").touch()
     assert choose(parse([*words, "train.py"])).tune
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is read in /proc")
+def test_a_host_without_proc_launches_as_torchrun_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a chroot into which nobody has mounted it: torchrun trains there."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("autoddp.commandline.mode._OPEN_FILES", str(tmp_path / "none"))
+    (tmp_path / "train.py").touch()
+    options = parse(["train.py"])
+    plan = choose(options)
+    assert plan.as_torchrun
+    assert options.torchrun.nproc_per_node == "1"
+    assert plan.says == (
+        "/proc is not mounted here, so nobody could find and end all that the script starts: launching as torchrun "
+        "would, without tuning (to tune: mount -t proc proc /proc)"
+    )
+    with pytest.raises(NotTuned, match="nothing was tuned; mount -t proc proc /proc"):
+        choose(parse(["--tune-only", "train.py"]))

@@ -59,6 +59,9 @@ def test_each_place_has_its_calls(ranks: list[dict[str, Any]]) -> None:
     rows = {(row["line"], row["collective"]): row for row in ranks[0]["rows"]}
     several = rows[_line_of("op=dist.ReduceOp.MAX"), "all_reduce"]
     assert (several["calls"], several["bytes_per_call"], several["blocking"]) == (4, 8, True)
+    sparse = _line_of("dist.all_reduce(sparse)")
+    assert rows[sparse, "sparse all_reduce"]["calls"] == 2
+    assert (sparse, "all_reduce") not in rows
     later = rows[_line_of("async_op=True"), "all_reduce"]
     assert (later["blocking"], later["waiting"], later["calls"]) == (False, None, 2)
     assert rows[_line_of("dist.all_gather_object"), "all_gather_object"]["calls"] == 2, "of two parts each"

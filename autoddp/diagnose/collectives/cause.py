@@ -22,6 +22,7 @@ from autoddp.diagnose.collectives.program import Script
 from autoddp.diagnose.collectives.recording import Recording
 from autoddp.diagnose.collectives.steps import Steps
 from autoddp.diagnose.collectives.table import Row
+from autoddp.units import percent
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,12 @@ class Job:
     def step(self) -> float:
         """Seconds of a step."""
         return self.steps.seconds
+
+    def times(self, calls: float) -> str:
+        """The words for what is called so many times in a step: "2.0 times in each step"."""
+        if self.steps.unit == "call":
+            return f"in {percent(min(1.0, calls))} of all calls"
+        return f"{calls:.1f} times in each {self.steps.unit}"
 
 
 @dataclass(frozen=True)

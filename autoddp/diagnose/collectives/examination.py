@@ -419,5 +419,6 @@ def _verdict(job: Job, findings: Sequence[Finding]) -> list[str]:
         of_time = f"lines that communicate take {most} of a rank's time; how long the GPU is in them is not seen"
     elif not findings and (waits := min(share, _waits(job))) >= WORTHWHILE:
         of_time = f"{of_time}, {percent(waits)} waiting for ranks that come later"
-    lines.append(f"{of_time}; a {steps.unit} takes {milliseconds(job.step)} ms ({steps.how})")
+    takes = "" if steps.unit == "second" else f"; a {steps.unit} takes {milliseconds(job.step)} ms"
+    lines.append(f"{of_time}{takes} ({steps.how})")
     return lines

@@ -38,6 +38,7 @@ from autoddp.wire.recorded_calls import (
     CALLS_FROM,
     OF_A_CALL,
     OF_A_PLACE,
+    OF_SPARSE,
     PLACES,
     PLACES_FROM,
     SHORT_GAP,
@@ -217,7 +218,7 @@ class CallRecorder:
                 try:
                     size = args[0][0].nbytes if place.gives_one else _bytes(args[:1] if is_scatter else args)
                 except RuntimeError:  # a sparse tensor has no bytes of its own
-                    size = 0
+                    place, size = self._place(f"{method}{OF_SPARSE}", group, args, caller, counts), 0
                 root = getattr(args[-1], "rootRank", -1) if has_root else -1
                 made = next(self._made)
                 at = _CALLS_AT + made % CALLS * _BYTES_OF_A_CALL
@@ -477,7 +478,7 @@ class CallRecorder:
             file=frame.f_code.co_filename,
             line=frame.f_lineno or 0,
             function=frame.f_code.co_name,
-            collective=called,
+            collective=f"sparse {called.removesuffix(OF_SPARSE)}" if method.endswith(OF_SPARSE) else called,
             method=method,
             part=part,
             group=-1 if place.group is None else place.group.number,

@@ -25,7 +25,6 @@ class NeedlessBarriers(Cause):
         if not keys or calls < _OFTEN:
             return
         lines = places_of(script, keys)
-        each = "second" if job.steps.unit == "second" else "step"
         others = f", and those of {' and '.join(lines[1:])}" if lines[1:] else ""
         fix = (
             f"{lines[0]}: leave the barrier out{others}: a collective waits for all ranks that it needs. Where it is "
@@ -33,7 +32,7 @@ class NeedlessBarriers(Cause):
         )
         yield Suspicion(
             self.name,
-            f"{' and '.join(lines)}: the ranks meet at barriers, {calls:.1f} times in each {each}",
+            f"{' and '.join(lines)}: the ranks meet at barriers, {job.times(calls)}",
             fix,
             guess=_at_most(script, keys),
             changed=without(script, keys),

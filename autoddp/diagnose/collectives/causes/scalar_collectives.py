@@ -34,13 +34,9 @@ class ScalarCollectives(Cause):
         also = f", also those of {' and '.join(lines[1:])}" if lines[1:] else ""
         what = first.call.place.collective
         one = "s" if len(lines) == 1 else ""
-        each = "second" if job.steps.unit == "second" else "step"
-        seen = (
-            f"{' and '.join(lines[:2])} send{one} single numbers, {calls:.1f} times in each {each}, and wait{one} for "
-            "the answer"
-        )
+        seen = f"{' and '.join(lines[:2])} send{one} single numbers, {job.times(calls)}, and wait{one} for the answer"
         if several:
-            left_out, changed, tried = keys, merged(script, into), "one call for all numbers of a step"
+            left_out, changed, tried = keys, merged(script, into), "one call for all of them"
             fix = (
                 f"{lines[0]}: put the numbers of a step{also}{',' if also else ''} into one tensor: "
                 f"numbers = torch.stack([loss.detach(), correct, count]); {_one_call(what)}. A number that is computed "
@@ -50,7 +46,7 @@ class ScalarCollectives(Cause):
             # What counts is the number among these calls: others of the group lie between them. Of a few, about a
             # tenth: none of five, one of six.
             kept = {key for group in {group for group, _ in keys} for key in _every_tenth(keys, group)}
-            left_out, tried = keys - kept, f"the call in every {_EVERY}th step only"
+            left_out, tried = keys - kept, "a tenth of these calls"
             changed = without(script, left_out)
             adds = "reduce" in what and first.call.place.reduction.endswith(_SUMS)
             added_up = "add them up on each rank, and " if adds else ""
