@@ -29,7 +29,7 @@ from autoddp.commandline.options import Options
 from autoddp.diagnose import Diagnosis, Examination, MeasureAnatomy, Surroundings
 from autoddp.diagnose.collectives import CommunicationDiagnosis, recorded
 from autoddp.diagnose.collectives.table import Row, beside_ddp, table
-from autoddp.errors import HostLost, UsageError
+from autoddp.errors import AutoddpError, HostLost, UsageError
 from autoddp.files import write_private
 from autoddp.hosts.presence import HostsGone
 from autoddp.hosts.together import Hosts, Next
@@ -254,19 +254,26 @@ class Tuning:
         screening = Screening(self._torchrun, self._folder.path / "screening", environment, self.hosts)
         arguments = (job, screening, tuned, began)
         thread = threading.Thread(target=self._study, args=arguments, name="autoddp-study", daemon=True)
-        thread.start()
         try:
+            thread.start()
             with LogKeeper(self._folder.path / "screening"), awaiting(lambda: job.machine.in_words):
                 self._make_attempts(job)
         except BaseException as error:
+            is_fault = isinstance(error, Exception) and not isinstance(error, AutoddpError)
+            why = f"{self.options.activity} itself failed: {error!r}" if is_fault else INTERRUPTED
             # The study must know before the ranks are gone, here or on other hosts.
-            job.give_up(INTERRUPTED)
-            self._leave(error)
-            raise
+            job.give_up(why)
+            if not is_fault:
+                self._leave(error)
+                raise
+            # Such as a limit of this user's on threads: it must not cost the job, for which it may be enough.
+            logger.exception("tuning failed")
+            self.hosts.end(why)
         finally:
             job.give_up(INTERRUPTED)  # without effect where tuning is over
             screening.stop()
-            thread.join()
+            if thread.ident is not None:
+                thread.join()
             job.close()
         tuned.built_ddp, tuned.why = job.machine.built_ddp, tuned.why or job.machine.why_over
         tuned.wall_seconds["total"] = time.perf_counter() - began

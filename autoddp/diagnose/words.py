@@ -12,7 +12,9 @@ from autoddp.diagnose.signs import waiting_by_turns
 from autoddp.units import milliseconds, percent
 from autoddp.wire import JobFacts
 
-_MUCH = 0.2  # of a step, from which it is told how much of it the script spends between two steps
+_MUCH = 0.2  # of a step, from which it is told how much of it lies in a stage that has no cause
+_WHERE = {"other": "between two steps", "optimizer": "in the optimizer"}
+"""Stages for which no cause is known where all ranks spend the same in them: the script's own code, mostly."""
 _AS_WELL = 1.1  # times what one rank gives: no more than that is not worth several
 
 
@@ -51,11 +53,11 @@ def not_measured(evidence: Evidence, job: JobFacts, findings: Sequence[Finding])
             f"what taking batches over costs that worker processes have ready ({milliseconds(evidence.taken_over)} ms "
             "of `data`): fewer tensors in a batch make it less, and so does num_workers=0 where loading is quicker"
         )
-    if own := between_steps(evidence):
-        found.append(
-            f"what takes the script {milliseconds(own)} of {milliseconds(evidence.seconds)} ms between two steps on "
-            "every rank (`other`): it is not divided further"
-        )
+    found += [
+        f"what takes the script {milliseconds(own)} of {milliseconds(evidence.seconds)} ms {where} on every rank "
+        f"(`{stage}`): it is not divided further"
+        for own, where, stage in undivided(evidence)
+    ]
     if all(device == "cpu" for device in job.devices):
         found.append("what only a GPU has: launches of kernels, copies to the device, waiting for it")
     found += dict.fromkeys(filter(None, (CAUSES[one.cause].not_measured(one) for one in findings)))
@@ -64,17 +66,17 @@ def not_measured(evidence: Evidence, job: JobFacts, findings: Sequence[Finding])
     return found
 
 
-def between_steps(evidence: Evidence) -> float:
-    """Seconds that every rank spends between two steps, if that is much; else 0."""
-    least = min(evidence.means(evidence.stage("other")))
-    return least if least >= _MUCH * evidence.seconds else 0.0
+def undivided(evidence: Evidence) -> list[tuple[float, str, str]]:
+    """Seconds that every rank spends in a stage of `_WHERE`, where that is, and the stage: those that take much."""
+    least = [(min(evidence.means(evidence.stage(stage))), where, stage) for stage, where in _WHERE.items()]
+    return sorted((one for one in least if one[0] >= _MUCH * evidence.seconds), reverse=True)
 
 
 def verdict(evidence: Evidence, findings: Sequence[Finding], waterfall: Sequence[Level], scaled: Scaling) -> list[str]:
     """At most three lines, the most important one first."""
     seconds = statistics.fmean(evidence.steps)
     proved = [one for one in findings if one.status == "proved"]
-    own = between_steps(evidence)
+    own, where, stage = next(iter(undivided(evidence)), (0.0, "", ""))
     lines = []
     if findings and findings[0].status == "suspected":
         first = findings[0]
@@ -101,14 +103,14 @@ def verdict(evidence: Evidence, findings: Sequence[Finding], waterfall: Sequence
             end = f"; all mended: {milliseconds(waterfall[-1].seconds)} ms per step" if len(waterfall) > 2 else ""
             lines.append(f"Also proved: {', '.join(others)}{end}")
     elif not findings:
-        rest = f", of which the script spends {milliseconds(own)} ms between two steps" if own else ""
+        rest = f", of which the script spends {milliseconds(own)} ms {where}" if own else ""
         lines.append(f"Nothing found that costs 3 % of a step of {milliseconds(seconds)} ms{rest}")
     else:
         lines.append("Nothing proved that costs 3 % of a step")
     if findings and own > findings[0].seconds and len(lines) < 2:
         lines.append(
-            f"Every rank spends {milliseconds(own)} of {milliseconds(seconds)} ms between two steps (`other`), which "
-            "is not divided further"
+            f"Every rank spends {milliseconds(own)} of {milliseconds(seconds)} ms {where} (`{stage}`), which is not "
+            "divided further"
         )
     lines.append(scaled.text)
     return lines

@@ -533,6 +533,16 @@ def test_ranks_may_call_at_the_same_moment() -> None:
     assert script_of(recording, steps_of(recording)) is not None
 
 
+def test_a_call_may_go_on_when_a_trial_of_fewer_threads_begins() -> None:
+    """The next call that is kept comes behind the trial, and may end before it: it was a traceback."""
+    ranks = []
+    for one in loop(60, where=(10,), between=0.5).processes:
+        calls = [replace(each, wait_ended=each.ended + 1.5 * (each.number == 45)) for each in one.calls]
+        ranks.append(_without_trial(process(one.rank, calls), ThreadsTrial(1, calls[45].began + 1e-4, 1.0, 2)))
+    recording = Recording(tuple(ranks))
+    assert script_of(recording, steps_of(recording)) is not None
+
+
 def test_objects_take_as_long_as_all_of_their_function() -> None:
     """Pickling and the second call are a part of it. The sizes may travel last."""
     parts = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import statistics
 import sys
 from itertools import pairwise
@@ -288,13 +289,15 @@ def test_a_rank_that_waits_for_a_thread_of_its_own_is_no_slack(other: list[float
     assert "a thread that loads batches" in first.text
 
 
-def test_what_the_script_does_between_steps_is_told_where_nothing_is_found() -> None:
-    found = examined(SlowJob(other=20.0))
+@pytest.mark.parametrize(("stage", "where"), [("other", "between two steps"), ("optimizer", "in the optimizer")])
+def test_what_the_scripts_own_code_takes_is_told_where_nothing_is_found(stage: str, where: str) -> None:
+    taking: Any = {stage: 20.0}
+    found = examined(SlowJob(**taking))
     assert not found.findings
-    assert "of which the script spends 20" in found.verdict[0]
-    assert any("between two steps on every rank" in sentence for sentence in found.not_measured)
-    assert "between two steps" not in " ".join(examined(SlowJob()).verdict)
-    assert "between two steps" in " ".join(examined(SlowJob(other=20.0, transfer=3.0)).verdict)
+    assert re.search(f"of which the script spends 20[.0-9]* ms {where}$", found.verdict[0])
+    assert any(f"{where} on every rank (`{stage}`)" in sentence for sentence in found.not_measured)
+    assert where not in " ".join(examined(SlowJob()).verdict)
+    assert f"{where} (`{stage}`)" in " ".join(examined(SlowJob(transfer=3.0, **taking)).verdict)
 
 
 def test_no_fix_of_the_loader_gives_more_than_batches_in_memory() -> None:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import pytest
 from launchers import free_port
@@ -26,6 +26,7 @@ from autoddp.hosts.together import Hosts, Next
 from autoddp.isolation import Level
 from autoddp.network.gathering import Endpoint
 from autoddp.processes.polling import polls
+from autoddp.runs.rank_logs import LogKeeper
 from autoddp.torchrun.options import node_range
 
 
@@ -443,3 +444,25 @@ def test_what_was_found_without_ddp_is_shown_where_another_host_is_gone(two: lis
     tuned = Tuned(why=NO_DDP)
     assert tuning._agreed(tuned, leads=False) is tuned
     assert said[-1].startswith("the diagnosis ended early: host1 has not been heard of for ")
+
+
+def test_a_fault_of_autoddps_own_costs_tuning_and_not_the_job(
+    two: list[Hosts], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where this user may have no more threads. The other host hears of it, and both start the job as written."""
+
+    def fails(*_: object) -> NoReturn:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(LogKeeper, "__enter__", fails)
+    (tmp_path / "train.py").touch()
+    words = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:29400", "--nproc-per-node", "2"]
+    folder = SimpleNamespace(path=tmp_path, socket=str(tmp_path / "s"), journal=tmp_path / "journal.jsonl")
+    made: Any = SimpleNamespace(folder=folder, keeper=None, isolation=None)
+    tuning = Tuning(parse([*words, str(tmp_path / "train.py")]), made, two[0], cast(Any, SimpleNamespace(say=quiet)))
+    tuned, theirs = together((tuning.run,), (two[1].one_answer, "", True, quiet, False))
+    assert tuned.why == 'tuning itself failed: RuntimeError("can\'t start new thread")'
+    assert until(lambda: two[1].why_over) == tuned.why
+    assert tuned.recipe == ""
+    assert tuned.built_ddp
+    assert theirs == ("", True)
