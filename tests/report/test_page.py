@@ -192,7 +192,8 @@ def test_a_script_without_ddp_that_stays_as_it_is_has_a_page() -> None:
     content["decision"] = {"configuration": {}, "why": "nothing was better"}
     text = said(page(content))
     assert "Won nothing The script's own settings stay. As written: " in text
-    assert "Tune again: autoddp train.py" in text
+    assert "Do now" not in text, "the recipe says that nothing is to be set"
+    assert "Tune again: autoddp train.py" in said(page(content | {"recipe_text": ""}))
     assert "Final rounds: no setting was better than the script as written, or there was no time." in text
     content["objective"]["starts"] = content["objective"]["starts"][:1]
     assert "Other settings: none was tried." in said(page(content))
