@@ -21,6 +21,7 @@ import tempfile
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing import Pipe
@@ -342,6 +343,7 @@ def _attempt(connection: Connection, attempt: Attempt, alive: int) -> None:
         tempfile.tempdir = None  # Python keeps the launcher's; guard gives TMPDIR, and elastic makes files there
         _enter(attempt.shelter)
         _own_standard_input()
+        warnings.simplefilter("ignore")  # elastic leaves the ranks' logs open, of which Python warns under -X dev
         threading.Thread(target=_report_ends, args=(connection,), name="autoddp-ends", daemon=True).start()
         from autoddp.torchrun.jobs import run_tuning_job
 

@@ -34,11 +34,13 @@ from autoddp.files import write_private
 from autoddp.hosts.presence import HostsGone
 from autoddp.hosts.together import Hosts, Next
 from autoddp.isolation import Level
+from autoddp.isolation.ports import noted_ports, ports_kept
 from autoddp.isolation.trackers import TRACKERS_OFF, why_not
 from autoddp.knobs import AS_WRITTEN
 from autoddp.knobs.computing import THREADS
 from autoddp.log import get_logger, tell
 from autoddp.network.own_network import on_one_host
+from autoddp.processes.polling import polls
 from autoddp.processes.signals import Interrupted
 from autoddp.processes.silence import awaiting
 from autoddp.recipe import require_replaceable
@@ -65,6 +67,8 @@ _LONGEST_DIAGNOSIS = 900.0  # seconds from the command, all starts of the script
 _LAST_SECONDS = 10.0  # of a diagnosis, in which what was recorded so far is looked at
 _IN_VAIN = 20.0  # seconds in which ranks without DDP have only waited for each other: then they hang
 _LOOKS = 1.0  # seconds between two looks at how much the script has written
+_PORT_IS_KEPT = 62.0  # seconds; Linux keeps a port for 60 after the last connection to it
+_FIRST_WORD = 2.0  # seconds of waiting for it until a line says so
 _EFFORT = 20  # a look may take one part in so many of the time: many files take long to count
 
 
@@ -133,14 +137,30 @@ def prepared(options: Options) -> Iterator[Preparation]:
         folder = _run_folder(options)
     for line in folder.says:
         tell(line)
-    keeper = Keeper()
+    keeper, ports = Keeper(), set[int]()
     keeper.removes([str(folder.sockets)])
     try:
         yield Preparation(folder, keeper, choose_isolation(options, folder, keeper))
+        if not (options.tune_only or options.diagnose_only):
+            ports = noted_ports(str(folder.sockets))  # the keeper removes the folder
     finally:
         keeper.close()
-        with awaiting("what the script has written to be removed"):
-            folder.clean()
+        try:
+            await_ports(ports)
+        finally:
+            with awaiting("what the script has written to be removed"):
+                folder.clean()
+
+
+def await_ports(noted: set[int]) -> None:
+    """Wait until the job can take these ports, which the script has taken while it was tuned."""
+    if kept := ports_kept(noted):
+        ports = ", ".join(map(str, kept))
+        what = f"port {ports}, which the system keeps for a minute after the script has used it in tuning"
+        with awaiting(what, soon=_FIRST_WORD):
+            for _ in polls(_PORT_IS_KEPT, _LOOKS):
+                if not ports_kept(noted):
+                    return
 
 
 def _require_place_for_recipe(options: Options) -> None:

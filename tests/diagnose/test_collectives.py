@@ -317,8 +317,8 @@ def test_all_lines_of_a_price_are_named_with_their_functions(several: bool) -> N
     (found,) = CAUSES["small_collectives"].suspect(
         Job(alone, steps_of(alone), [], script_of(alone, steps_of(alone)), 2)
     )
-    together = "train.py:11: make one call of them and of those of train.py:12 and of those of train.py:13, where"
-    assert found.fix.startswith("train.py:11: make one call of them, where" if several else together)
+    together = "" if several else " and of those of train.py:12 and of those of train.py:13"
+    assert found.fix.startswith(f"train.py:11: make one call of them{together}, one for each dtype, where")
     assert "do the same" not in found.fix
 
 

@@ -7,6 +7,7 @@ import errno
 import os
 import pty
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -19,10 +20,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from launchers import AUTODDP, ROOT, SCRIPTS, Launch, forked, start, wait_for, whole
+from launchers import AUTODDP, ROOT, SCRIPTS, Launch, forked, free_port, start, wait_for, whole
 from test_tuned_scripts import run, summary
 from traces.room import ORDINARY, Room, _readable_interpreter, may_bind
 
+from autoddp.attempts import tune
 from autoddp.attempts.isolating import Isolation, _overlay, _starts_python, choose_isolation
 from autoddp.attempts.tune import Tuning, Written
 from autoddp.cli import wrap
@@ -32,6 +34,7 @@ from autoddp.commandline.options import parse
 from autoddp.errors import UsageError
 from autoddp.hosts.together import Hosts
 from autoddp.isolation import Level
+from autoddp.isolation.ports import noted_ports, ports_kept
 from autoddp.runs.folder import RunFolder
 
 LONG = {"TUNED_TIMES_LONGER": "40"}
@@ -472,3 +475,50 @@ def test_a_file_system_that_does_not_answer_costs_the_overlay_and_no_more(tmp_pa
     assert f"no overlay: the file system at {dead} does not answer" in launch.stderr
     assert "autoddp: as written " in launch.stderr
     assert launch.processes() == []
+
+
+TAKES_PORTS = """
+import socket, sys
+from autoddp.isolation.ports import note_ports
+
+note_ports(sys.argv[1])
+
+
+def server(number, reuses=0):
+    taken = socket.socket()
+    taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuses)
+    taken.bind(("127.0.0.1", number))
+    taken.listen()
+    return taken
+
+
+def is_used(taken):
+    with socket.create_connection(taken.getsockname()):
+        taken.accept()[0].close()  # its own end closes first, so the system keeps its port
+
+
+server(0)
+is_used(server(int(sys.argv[2])))
+is_used(server(int(sys.argv[3]), reuses=1))
+try:
+    server(int(sys.argv[4]))
+except OSError:
+    pass
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="by Linux's rules for ports")
+def test_the_job_waits_for_a_port_that_only_the_system_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server of the user's own without SO_REUSEADDR: the job would fail by "Address already in use"."""
+    with socket.create_server(("127.0.0.1", 0)) as others:
+        own, another, taken = free_port(), free_port(), str(others.getsockname()[1])
+        words = [sys.executable, "-c", TAKES_PORTS, str(tmp_path), own, another, taken]
+        subprocess.run(words, cwd=ROOT, check=True)
+        noted = noted_ports(str(tmp_path))
+        assert noted == {int(own), int(taken)}
+        assert ports_kept(noted) == [int(own)]  # not where another program listens
+    answers = [[int(own)], [int(own)], []]
+    monkeypatch.setattr(tune, "ports_kept", lambda _: answers.pop(0) if answers else [])
+    monkeypatch.setattr(tune, "_LOOKS", 0.0)
+    tune.await_ports(noted)
+    assert answers == []

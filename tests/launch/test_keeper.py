@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -157,6 +158,19 @@ def test_a_trial_that_aborts_leaves_no_core_files(tmp_path: Path, monkeypatch: p
         assert result_of_an_attempt(tmp_path) == "of 0 bytes"
     finally:
         resource.setrlimit(resource.RLIMIT_CORE, before)
+
+
+def test_an_attempt_shows_no_warnings_of_elastic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under PYTHONWARNINGS=error or PYTHONDEVMODE=1 the user would see one for each log of a rank."""
+
+    def warns(*_: object) -> str:
+        warnings.warn("unclosed file", ResourceWarning, stacklevel=1)
+        return "nothing was shown"
+
+    monkeypatch.setattr(jobs, "run_tuning_job", warns)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert result_of_an_attempt(tmp_path) == "nothing was shown"
 
 
 def test_a_keeper_that_was_stopped_ends_its_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,7 @@ class PeriodicStall(Cause):
         yield from suspected_events(self.name, ranks, evidence, is_event, what, fix, Evidence.late_batch)
 
     def not_measured(self, finding: Finding) -> str:
-        return SAVING
+        return "" if finding.fix == _COLLECT_LESS else SAVING
 
 
 CAUSE = PeriodicStall()

@@ -23,6 +23,7 @@ from autoddp.isolation.children import watch_children
 from autoddp.isolation.hooks import check_events, rebind
 from autoddp.isolation.pipes import Pipes, watch_pipes
 from autoddp.isolation.plan import IsolationPlan
+from autoddp.isolation.ports import note_ports
 from autoddp.isolation.stopping import stopper
 from autoddp.units import data_size
 
@@ -51,6 +52,7 @@ def start(text: str, is_rank: bool) -> None:
 
         die_with_parent(signal.SIGKILL)  # this is a rank, which must not outlive an attempt that is killed
     watch_children(text)
+    note_ports(os.path.dirname(plan.socket))
     if plan.level is Level.GUARD:
         from autoddp.isolation.guard import start_guard
 
