@@ -10,6 +10,8 @@ AutoddpError            exit code 2, printed as `autoddp: error: …`, never wit
 ├── HostLost            a host that the job needs disappeared before the job began; exit code 1
 └── NotTuned            only a recipe or a diagnosis was asked for, and none was made; exit code 1
 
+`JobStops` is raised in the script, and is none of these: it ends a job that would train something else than is said.
+
 Bugs of autoddp are `assert`s and ordinary exceptions: they show a traceback on purpose.
 """
 
@@ -27,6 +29,13 @@ class AutoddpError(Exception):
     """Base of all errors for the user. The text is one line; `exit_code` is the exit code of the process."""
 
     exit_code = 2
+
+
+class JobStops(BaseException):
+    """Under its recipe the job would train something else than without it, so it must not go on.
+
+    No `Exception`: many scripts leave out a batch that raises one, and would train on.
+    """
 
 
 class UsageError(AutoddpError):

@@ -264,8 +264,11 @@ def told_apart(findings: Sequence[Finding], least: float, transfer: float = 0.0)
             found.append(replace(general, seconds=rest, low=low, high=high, text=text))
     elif general is not None:
         found.append(general)
-    # A whole that names what to change may stand before what is beside it.
-    after = min((one.seconds for one in (special if general is exposed else parts)), default=math.inf)
+    # A whole that names what to change may stand before what is beside it. What is not proved either stands before it,
+    # too: it names what to change.
+    kinds = ("part", "beside") if general is exposed else ("part",)
+    alike = [one for one in found if general is not None and one.status == general.status]
+    after = min((one.seconds for one in alike if CAUSES[one.cause].explains in kinds), default=math.inf)
 
     def place(one: Finding) -> tuple[bool, float, bool]:
         # What can be mended stands before what it is a part of.

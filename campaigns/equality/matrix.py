@@ -129,7 +129,7 @@ def judge(cell: Cell, name: str, ran: Ran, written: Ran, loop: Callable[[], Ran]
         if any("has other parameters than rank 0" in error for error in ran.errors):
             return verdict(UNEQUAL, None, fault)  # the guard is the last to see what nothing here may do
         # Ours names the knob; torch's own of a graph that is not static is what a script gets that sets it itself.
-        ours = ("RuntimeError: autoddp: ", "RuntimeError: several steps cannot be one: ")  # the latter ends a trial
+        ours = ("JobStops: autoddp: ", "RuntimeError: several steps cannot be one: ")  # the latter ends a trial
         loud = fault.startswith(ours) or "static_graph" in configuration
         return verdict(STOPPED if loud else FAILED, None, fault)
     one, two = (found["parameters"] for found in ran.ranks)

@@ -308,7 +308,7 @@ def test_the_job_stops_where_a_fault_parts_the_ranks(
     ran = Matrix().run(Cell(training, RECIPE, CONFIGURATIONS[configuration], fault))
     assert ran.errors  # where nothing is reduced any more, a rank may be at its end before another one's first look
     for error in ran.errors:
-        found = re.match(r"RuntimeError: autoddp: rank 1 has other parameters than rank 0 after (\d+) steps", error)
+        found = re.match(r"JobStops: autoddp: rank 1 has other parameters than rank 0 after (\d+) steps", error)
         assert found, ran.errors
         assert int(found[1]) <= step
         assert f"under the recipe's {knob}" in error

@@ -307,6 +307,13 @@ def test_no_fix_of_the_loader_gives_more_than_batches_in_memory() -> None:
     assert first.seconds * 1e3 == pytest.approx(10.0, rel=0.15)
 
 
+def test_what_names_the_change_stands_before_the_whole_also_where_nothing_is_proved() -> None:
+    prices = {"exposed_communication": 20.0, "data_loader": 17.0, "needless_reductions": 15.0}
+    findings = [Finding(cause, (0,), price, None, None, "suspected", "", "") for cause, price in prices.items()]
+    found = told_apart(findings, least=1.0)
+    assert [one.cause for one in found] == ["data_loader", "needless_reductions", "exposed_communication"]
+
+
 def test_two_things_that_come_regularly_are_told_apart() -> None:
     def event(rank: int, step: int) -> dict[str, float]:
         return {"other": 80.0} if step % 20 == 15 or (rank == 0 and step % 20 == 4) else {}

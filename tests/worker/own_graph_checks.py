@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+from autoddp.errors import JobStops
 from autoddp.knobs import Configuration, Rung
 from autoddp.wire import WatchPlan, WorkerConfig
 from autoddp.worker.ddp import patch as ddp
@@ -44,7 +45,7 @@ def trained(rank: int, knobs: dict[str, Any], eager: int, micro_batches: int = 1
                     after.append(torch.cat([p.grad.flatten().clone() for p in model.parameters()]))
             sgd.step()
             capturing[0] = False
-    except RuntimeError as failed:
+    except JobStops as failed:
         error = str(failed)
     moved = not torch.equal(before, parameters(model))
     return {"gradients": after, "said": said, "error": error, "moved": moved}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+from autoddp.errors import JobStops
 from autoddp.knobs.micro_batches import DISCARDS_GRADIENTS
 from autoddp.worker.ddp.wrapped import Wrapped
 from autoddp.worker.gradients import access, same_on_all
@@ -229,7 +231,7 @@ def test_a_script_that_holds_gradients_of_kept_steps_is_stopped() -> None:
     accumulation.forward_begins(script.model)
     script.backward(1, 1.0)
     held = [p.grad for p in script.parameters]
-    with pytest.raises(RuntimeError, match=r"autoddp: the script keeps gradients.*accumulate_steps"):
+    with pytest.raises(JobStops, match=r"autoddp: the script keeps gradients.*accumulate_steps"):
         script.step()
     remove_handler(accumulation)
     assert held
@@ -259,7 +261,7 @@ def test_a_script_that_uses_gradients_without_a_step_is_stopped() -> None:
         script.optimizer.zero_grad()
     backward()
     squares.extend(p.grad.square() for p in script.parameters if p.grad is not None)
-    with pytest.raises(RuntimeError, match=r"autoddp: the script reads, clears or changes.*accumulate_steps"):
+    with pytest.raises(JobStops, match=r"autoddp: the script reads, clears or changes.*accumulate_steps"):
         script.optimizer.zero_grad()
     remove_handler(accumulation)
 
@@ -390,7 +392,8 @@ def test_a_script_that_clips_by_hand_what_a_scaler_has_left_scaled_is_stopped() 
     script.scaler.unscale_(script.optimizer)
     for p in script.parameters:
         p.grad.data.mul_(0.5)
-    with pytest.raises(RuntimeError, match=r"autoddp: the script reads and changes gradients itself.*accumulate_steps"):
+    stops = pytest.raises(JobStops, match=r"autoddp: the script reads and changes gradients itself.*accumulate_steps")
+    with stops, contextlib.suppress(Exception):  # a script that leaves out a batch that fails would train on
         script.step()
     remove_handler(accumulation)
 

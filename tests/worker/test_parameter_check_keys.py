@@ -33,6 +33,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 import torch.testing._internal.distributed.fake_pg
+from autoddp.errors import JobStops
 from autoddp.worker.ddp.wrapped import Wrapped
 from autoddp.worker.gradients.equal_parameters import ParameterCheck
 from autoddp.worker.gradients.switch import ReductionSwitch
@@ -65,7 +66,7 @@ for knobs, ways in (
         train(0, store, knobs, local=way.get("local", 0))
         try:
             train(1, store, knobs, **way)
-        except RuntimeError as error:
+        except JobStops as error:
             assert "rank 1 has other parameters than rank 0 after" in str(error)
             dist.destroy_process_group()
             print("stops", end=" ")

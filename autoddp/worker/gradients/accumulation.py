@@ -323,7 +323,7 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
         self._kept.put_aside(optimizer)
 
     def _give_up_if_impossible(self, held: Held, has_closure: bool) -> None:
-        """Stop where an optimizer is about to step; RuntimeError where its gradients should have been clipped."""
+        """Stop where an optimizer is about to step; JobStops where its gradients should have been clipped."""
         if has_closure:
             why = "the optimizer runs backward itself (a closure)"
         elif not held.all:

@@ -212,7 +212,7 @@ class ImplicitNoSync(Effect, DdpEvents, GradientHandler):
     def reduce_what_is_missing(self, given: Sequence[torch.Tensor] = ()) -> None:
         """Put the mean over the ranks into all gradients, if their reduction was put off.
 
-        `given` is what a function of torch is about to read. RuntimeError if the script itself has read others.
+        `given` is what a function of torch is about to read. JobStops if the script itself has read others.
         """
         self._look_back()
         self.reads(given)

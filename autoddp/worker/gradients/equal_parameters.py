@@ -25,6 +25,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim.optimizer import Optimizer
 
+from autoddp.errors import JobStops
 from autoddp.knobs import BY_NAME, Configuration
 from autoddp.knobs.ddp_arguments import BROADCAST_BUFFERS
 from autoddp.log import tell
@@ -99,7 +100,7 @@ class ParameterCheck(DdpEvents, GradientHandler):
         self._objects.pop(wrapped, None)
 
     def forward_begins(self, ddp: DDP) -> None:
-        """A forward pass is about to run. RuntimeError where the ranks have parted."""
+        """A forward pass is about to run. JobStops where the ranks have parted."""
         wrapped = next((w for w in self._objects if w.ddp is ddp), None)
         if wrapped is None or not torch.is_grad_enabled() or not ddp.training:
             return
@@ -160,7 +161,7 @@ class ParameterCheck(DdpEvents, GradientHandler):
         if store.check([said]):
             at, _, why = store.get(said).decode().partition(" ")
             if one.passes >= int(at):
-                raise RuntimeError(why)
+                raise JobStops(why)
             return
         if rank == 0 or not one.mine or not store.check([_key(one, step := next(iter(one.mine)))]):
             return

@@ -70,7 +70,7 @@ class Norms:
 
 
 def all_throw_away(number: int, objects: Iterable[DDP]) -> None:
-    """Wait until all ranks throw the script's step of that number away; RuntimeError if some of them do not."""
+    """Wait until all ranks throw the script's step of that number away; JobStops if some of them do not."""
     for ddp in {id(ddp.process_group): ddp for ddp in objects}.values():
         store, size = store_of(ddp), ddp.process_group.size()
         if store is None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+from autoddp.errors import JobStops
 from autoddp.worker.ddp.patch import around_ddps_own
 from autoddp.worker.ddp.private import ask_before_preparing, must_reduce, version_of
 from autoddp.worker.ddp.wrapped import Wrapped
@@ -81,9 +82,9 @@ class ReductionSwitch:
         ddp.__dict__[self._NAME] = value
 
 
-def left_unreduced(what: str, knob: str) -> RuntimeError:
+def left_unreduced(what: str, knob: str) -> JobStops:
     """The error that stops a job in which it is too late to reduce what `knob` has put off."""
-    return RuntimeError(
+    return JobStops(
         f"autoddp: {what}, where the recipe's {knob} has left gradients unreduced: the job stops; launch it without "
         "the recipe (--trials 0), or tune again (--trials 20)"
     )
@@ -106,6 +107,6 @@ class StillThere:
         self._seen = []
 
     def check(self) -> None:
-        """RuntimeError if they have: the script has stepped by the `.grad` of its own rank, without an optimizer."""
+        """JobStops if they have: the script has stepped by the `.grad` of its own rank, without an optimizer."""
         if any(version_of(p) != version for p, version in self._seen):
             raise left_unreduced("the script changes parameters without a torch optimizer", self._knob)

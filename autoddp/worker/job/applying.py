@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+from autoddp.errors import JobStops
 from autoddp.knobs import AS_WRITTEN, Configuration
 from autoddp.knobs.computing import CUDA_GRAPHS, NUMA_BINDING, REDUCE_OVERHEAD, THREADS
 from autoddp.knobs.ddp_arguments import (
@@ -255,7 +256,7 @@ def _stop(recipe: str, why: str) -> None:
     without = f"take {STATIC_GRAPH.name} out of {recipe}, from [configuration] and from each [[ladder]]"
     text = f"the recipe's {why}: the job stops; {without}, or launch it without the recipe (--trials 0)"
     tell(text)
-    raise RuntimeError(f"autoddp: {text}")
+    raise JobStops(f"autoddp: {text}")
 
 
 def _comes_early(configuration: Configuration) -> None:
