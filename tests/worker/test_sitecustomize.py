@@ -341,7 +341,7 @@ print(of_the_project, sys.path, "autoddp.worker.job.applying" in sys.modules)
 """
 
 
-@pytest.mark.parametrize(("name", "word"), [("train.py", "script/train.py"), ("__main__.py", "script")])
+@pytest.mark.parametrize(("name", "word"), [("train.py", "script/train.py"), whole("__main__.py", "script")])
 def test_a_project_keeps_a_file_with_the_name_of_a_module_that_autoddp_imports(
     folder: Path, name: str, word: str
 ) -> None:
