@@ -101,7 +101,7 @@ def _as_written(content: PageContent) -> list[float]:
     """Seconds of a step, one value for each final round; a single one where there were none."""
     if content.baseline_rounds:
         return content.baseline_rounds
-    if (aim := content.objective) is not None and aim.of_steps:
+    if (aim := content.objective) is not None and aim.objective.of_steps:
         return list(aim.rounds.as_written) or ([] if aim.as_written is None else [aim.as_written])
     if content.baseline and content.baseline.seconds is not None:
         return [content.baseline.seconds]
@@ -111,7 +111,7 @@ def _as_written(content: PageContent) -> list[float]:
 
 def _as_launched(content: PageContent) -> list[float]:
     launched = content.launched
-    if (aim := content.objective) is not None and aim.of_steps and aim.tuned is not None and content.decision:
+    if (aim := content.objective) is not None and aim.objective.of_steps and aim.tuned is not None and content.decision:
         chosen = content.decision.configuration
         rounds = next((list(one.numbers) for one in aim.rounds.finalists if one.configuration == chosen), [])
         return rounds or [aim.tuned]

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 from autoddp.codec import WHOLE, Meta, Struct, convert, field, sound_parts
 from autoddp.codec import plain as as_plain
+from autoddp.settings import Objective
 from autoddp.timing import Speedup, median
 from autoddp.units import figure, milliseconds
 from autoddp.version import SUMMARY_SCHEMA
@@ -278,23 +279,13 @@ class Aim(Struct, frozen=True):
     rounds: StartRounds = StartRounds()
 
     @property
-    def of_steps(self) -> bool:
-        """Whether it is the time of a step; else a number that the script prints."""
-        return self.text == "steps"
-
-    @property
-    def better(self) -> str:
-        """What a gain is called."""
-        return "faster" if self.of_steps else "better"
-
-    @property
-    def unit(self) -> str:
-        """What `shown` gives."""
-        return "ms per step" if self.of_steps else "as printed"
+    def objective(self) -> Objective:
+        """What the text stands for; it is not parsed, because another version may have written it."""
+        return Objective(self.text)
 
     def shown(self, number: float) -> str:
         """A number as a person reads it, without its unit."""
-        return milliseconds(number) if self.of_steps else figure(number)
+        return milliseconds(number) if self.objective.of_steps else figure(number)
 
 
 class WhatIf(Struct, frozen=True):
