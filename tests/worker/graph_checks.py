@@ -19,6 +19,7 @@ from static_graphs import ON_THE_DEFAULT_STREAM, node_of, static_callables
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+from autoddp.errors import JobStops
 from autoddp.worker.ddp.patch import Patch
 from autoddp.worker.graphs import Graphs
 
@@ -495,7 +496,7 @@ def retained(rank: int, mode: str) -> list[str]:
         try:
             loss.backward()
             said.append("")
-        except RuntimeError as why:
+        except JobStops as why:
             said.append(str(why))
     return said
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from autoddp.errors import JobStops
 from autoddp.worker.ddp.private import hooks_inside
 from autoddp.worker.graphs.capture import Graphed, Sample, under_autocast
 from autoddp.worker.graphs.signature import (
@@ -56,9 +57,9 @@ class SharedMemory:
         return this
 
     def end(self, this: _Pass) -> None:
-        """Note that the module runs backward. RuntimeError if the values that this pass needs are overwritten."""
+        """Note that the module runs backward. JobStops if the values that this pass needs are overwritten."""
         if this.overwritten:
-            raise RuntimeError(
+            raise JobStops(
                 "autoddp: a backward pass needs values that a CUDA graph has overwritten: it is the second one of its "
                 "forward pass (retain_graph=True), or not in the order of the first steps; tune without --cuda-graphs"
             )
