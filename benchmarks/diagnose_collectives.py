@@ -8,9 +8,10 @@ Each cause is planted in two scripts of jobs/slow/, which run on two to eight gl
 two hosts (tests/lab.py, as root). Three things are measured for each:
 
 - the diagnosis, `autoddp diagnose --json`, `--runs` times: whether the right cause comes first, and how long it takes
-- the real gain, by whole jobs under torchrun, as written and mended, before, between and behind the diagnoses, because
-  other programs use this machine too. One start of a job differs from the next one, by a quarter for some: so each
-  price is compared with the mean of all of them
+- the real gain, by whole jobs under torchrun, before, between and behind the diagnoses, because other programs use this
+  machine too; each price is compared with the mean of all of them. One start of a job differs from the next one, by a
+  quarter for some: so one start is a pair, in which 30 steps as written and 30 mended take turns. Where the
+  mend cannot be made while the job runs, a pair is two starts
 - the price in the diagnosis beside that gain, both in milliseconds of a step, with 99 % intervals
 
 `clean_collectives.py` has no reason to be slow: any finding in it is wrong. Targets: the right cause first in 95 % of
@@ -36,6 +37,7 @@ from prices import FIRST, PRICE, Priced, number
 
 LIMIT = 60.0  # seconds in which an answer has to be there
 WARMUP = 0.2  # of the steps of a job, which do not count
+TURN, SETTLING = 30, 10  # steps of a part as written or mended, and of these the first ones, which do not count
 ENDLESS = 10**7  # steps of a job that is diagnosed: it is ended when it has been seen for long enough
 
 
@@ -48,9 +50,11 @@ class Case:
     kind: str
     ranks: int
     steps: int
-    """For about six seconds."""
+    """For about six seconds as written."""
     hosts: int = 1
     """Of a lab, with a slow network and a fast one, where there are several."""
+    in_turns: bool = True
+    """Whether the mend can be made, and taken back, while the job runs."""
 
     @property
     def name(self) -> str:
@@ -71,9 +75,10 @@ CASES = [
     Case("blocking_collectives", "gradients", 2, 120),
     Case("blocking_collectives", "weights", 2, 90),
     Case("too_many_groups", "halves", 4, 120),
-    Case("too_many_groups", "metrics", 2, 350),  # as many as are recorded: each group makes the next one slower
+    # As many as are recorded: each group makes the next one slower.
+    Case("too_many_groups", "metrics", 2, 350, in_turns=False),
     Case("oversubscribed_cores", "threads", 2, 90),
-    Case("oversubscribed_cores", "pairs", 8, 60),
+    Case("oversubscribed_cores", "pairs", 8, 60, in_turns=False),
     Case("waiting_for_rank", "work", 4, 150),
     Case("waiting_for_rank", "log", 2, 220),
     Case("object_collectives", "gather", 2, 800),
@@ -82,8 +87,8 @@ CASES = [
     Case("scalar_collectives", "loss", 4, 800),
     Case("needless_barriers", "times", 4, 400),
     Case("needless_barriers", "log", 2, 800),
-    Case("wrong_interface", "gradients", 2, 50, hosts=2),
-    Case("wrong_interface", "pieces", 2, 50, hosts=2),
+    Case("wrong_interface", "gradients", 2, 50, hosts=2, in_turns=False),
+    Case("wrong_interface", "pieces", 2, 50, hosts=2, in_turns=False),
 ]
 CLEAN = [
     Case("", "zero", 2, 250),
@@ -113,18 +118,40 @@ class Row(Priced):
 
 
 def real_gain(here: Local, case: Case, rounds: int) -> dict[str, list[float]]:
-    """Seconds of a step as written and mended, in `rounds` pairs of jobs; the mean of the rank that takes longest."""
+    """Seconds of a step as written and mended, in `rounds` pairs; the mean of the rank that takes longest."""
+    if case.in_turns:
+        return by_turns(here, case, rounds)
 
     def mean(*more: str) -> float:
         of_ranks = here.ranks_seconds([*torchrun(), *case.command, "--steps", str(case.steps), *more])
-        return of_slowest(of_ranks)
+        return of_slowest([steps[round(WARMUP * len(steps)) :] for steps in of_ranks if steps])
 
     return paired({"as written": mean, "mended": lambda: mean("--mended")}, rounds)
 
 
+def by_turns(here: Local, case: Case, rounds: int) -> dict[str, list[float]]:
+    """See `real_gain`: each pair is one job of twice as many steps."""
+    parts = 2 * round(case.steps / TURN) + 1  # the first one, as written, warms the job up
+    words = [*torchrun(), *case.command, "--steps", str(parts * TURN), "--turns", str(TURN)]
+    found: dict[str, list[float]] = {"as written": [], "mended": []}
+    for start in range(rounds):
+        of_ranks = here.ranks_seconds(words)
+        for name, first in (("mended", TURN), ("as written", 2 * TURN)):
+            counted = range(first, parts * TURN, 2 * TURN)
+            found[name].append(of_slowest([_of_parts(steps, counted) for steps in of_ranks]))
+        shown = "  ".join(f"{name} {seconds[-1] * 1e3:.1f} ms" for name, seconds in found.items())
+        say(f"start {start + 1}/{rounds}: {shown}")
+    return found
+
+
+def _of_parts(steps: Sequence[float], begins: Sequence[int]) -> list[float]:
+    """The steps of all parts that begin there, without the first ones of each."""
+    return [one for begin in begins for one in steps[begin + SETTLING : begin + TURN]]
+
+
 def of_slowest(of_ranks: Sequence[Sequence[float]]) -> float:
-    """The mean of the steps of the rank that takes longest, without its warm-up."""
-    return max(statistics.fmean(steps[round(WARMUP * len(steps)) :]) for steps in of_ranks if steps)
+    """The mean of the steps of the rank that takes longest."""
+    return max(map(statistics.fmean, of_ranks))
 
 
 def diagnosed(here: Local, case: Case, row: Row) -> None:

@@ -7,7 +7,8 @@
             clock.step()
 
 Each job is slow for the reason that its file is named after. `--size` says how slow, and `--mended` runs it with the
-edit that takes the reason away, and with nothing else changed. The job knows nothing of any launcher.
+edit that takes the reason away, and with nothing else changed. `--turns` does so in a part of the steps, for jobs that
+look at `args.mended` in each step. The job knows nothing of any launcher.
 
 The cores of a test machine are few, so much of the computing sleeps: what is real is the reason for being slow.
 """
@@ -44,6 +45,7 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     found.add_argument("--steps", type=int, default=100)
     found.add_argument("--size", choices=("small", "large"), default="large", help="how slow it is (large)")
     found.add_argument("--mended", action="store_true", help="without the reason for being slow")
+    found.add_argument("--turns", type=int, metavar="N", help="N steps as written and N mended, in turn")
     found.add_argument("--data", type=Path, default=SHARED, metavar="FOLDER", help="the job's files are made here")
     found.add_argument("--times", metavar="FILE", help="rank 0 writes the seconds of every rank's steps here")
     return found
@@ -86,6 +88,8 @@ class Clock:
         self._last = now
         if len(self.seconds) >= self._args.steps:
             raise _AllSteps
+        if self._args.turns:
+            self._args.mended = len(self.seconds) // self._args.turns % 2 == 1
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ def halves(args: argparse.Namespace, clock: job.Clock) -> None:
     members = [list(range(world // 2)), list(range(world // 2, world))]
     mine = 2 * dist.get_rank() // world
     gradient = torch.ones(20_000)
-    kept = [dist.new_group(ranks) for ranks in members] if args.mended else []
+    kept = [dist.new_group(ranks) for ranks in members] if args.mended or args.turns else []
     while True:
         time.sleep(COMPUTING)
         groups = kept if args.mended else [dist.new_group(ranks) for ranks in members]
