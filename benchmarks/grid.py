@@ -25,7 +25,7 @@ import common
 from layouts import bucket_part
 
 import autoddp.attempts.tune
-from autoddp.attempts.tune import prepared
+from autoddp.attempts.preparation import prepared
 from autoddp.commandline.options import parse
 from autoddp.hosts.agreement import agree
 from autoddp.hosts.together import Hosts
@@ -150,7 +150,7 @@ def main() -> None:
     args, words = parser.parse_known_args()
     task = json.loads(args.task.read_text())
     tune = autoddp.attempts.tune
-    tune.Study = lambda measure, facts, asked, observer, screen: Grid(task, measure, facts)  # type: ignore[assignment, attr-defined, misc]
+    tune.Study = lambda measure, facts, *_: Grid(task, measure, facts)  # type: ignore[assignment, attr-defined]
     options = parse(words)
     with prepared(options) as made:
         agreement, network, hosts = None, Network(), Hosts()

@@ -1,9 +1,12 @@
 """Floor 7. The tuning job: attempts, each of which starts the script once, and the study that they serve.
 
 tune           attempts in one thread, the study in another
+preparation    what tuning needs before it begins
+limits         when an attempt must be stopped
 keeper         the process that starts attempts and ends them
 live_job       the running job as the study uses it
-job_machine    its events and states
+job_events     what can happen to it
+job_machine    its states, and what each event does
 journal        every measurement, one line each
 resuming       goes on with a run that was cut off
 isolating      which isolation an attempt gets
@@ -14,6 +17,7 @@ rank_states    where the ranks are, and which of them wait
 hang_timeout   when they hang
 communication  scripts that communicate without DDP
 objective      tunes such a script for its rate, or for a number that it prints
+start_journal  every start that was measured, one line each
 one_start      a start of it on this host, watched until all hosts have seen enough
 progress       what a start of it has shown so far
 bench_job      the job of `autoddp bench`

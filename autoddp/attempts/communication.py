@@ -34,7 +34,11 @@ _QUIET = 5.0  # seconds without a call, from which a line tells of it
 _STEPS_STILL = 3  # times a step, as well
 _BEHIND_A_TRIAL = 3.0  # seconds of the script as written again, behind a trial of fewer threads
 _MODULE = "autoddp.worker.bench.replay"
-_ROUNDS = 8.0  # seconds for a replay, the starts of its ranks included; twice that where a change may give nothing
+_ANSWER = 48.0  # seconds from the command, in which a replay should be over
+_LEAST, _MOST = (
+    8.0,
+    20.0,
+)  # seconds for it, the starts of its ranks included; 16 at least where a change may give nothing
 _PATIENCE = 60.0  # seconds, after which it is ended
 
 
@@ -144,11 +148,14 @@ def diagnosed(
     say: Callable[[str], None],
     rates: Mapping[str, float],
     until: float = 0.0,
+    *,
+    since: float,
 ) -> CommunicationDiagnosis | None:
     """What the processes of an attempt have recorded in `folder`, and why it takes so long; None if they have nothing.
 
     The attempt has ended. `place`: a folder for the files of the replay, which is made. `budget`: seconds that the
-    replay may take, see `Replay.seconds`. `rates`: interface → Gbit/s to the next host. `until`: when the script
+    replay may take, see `Replay.seconds`. `since`: when the command was given, by `time.monotonic()`; the replay takes
+    what is left of a minute. `rates`: interface → Gbit/s to the next host. `until`: when the script
     was ended or has failed, by `time.perf_counter()`; 0 where it has come to its end by itself, so that none of its
     ranks hang.
     """
@@ -162,7 +169,8 @@ def diagnosed(
         ranks = len(next(iter(programs.values())).acts)
         if any(rank not in recording.of_rank for rank in range(ranks)):
             return "not all ranks were recorded on this host"
-        return replayed(Replay(programs, ranks, threads, backend, min(budget, _ROUNDS)), place, environment)
+        left = min(_MOST, max(_LEAST, since + _ANSWER - time.monotonic()))
+        return replayed(Replay(programs, ranks, threads, backend, min(budget, left)), place, environment)
 
     last = max((call.began for one in recording.processes for call in one.calls), default=until)
     return examined(recording, usable_cpus(), replay, say, rates, still=until - last)

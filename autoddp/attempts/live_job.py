@@ -25,7 +25,7 @@ from typing import TypeVar
 
 from autoddp.attempts.deadline import Deadline
 from autoddp.attempts.hang_timeout import HangTimeout
-from autoddp.attempts.job_machine import (
+from autoddp.attempts.job_events import (
     AttemptBegins,
     AttemptEnded,
     Closed,
@@ -34,7 +34,6 @@ from autoddp.attempts.job_machine import (
     FactsAsked,
     FinishAsked,
     GaveUp,
-    JobMachine,
     MeasureAsked,
     RankEnded,
     Said,
@@ -44,6 +43,7 @@ from autoddp.attempts.job_machine import (
     Worker,
     shut_down,
 )
+from autoddp.attempts.job_machine import JobMachine
 from autoddp.attempts.journal import Journal
 from autoddp.knobs import Configuration
 from autoddp.log import get_logger

@@ -19,10 +19,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from autoddp.attempts.deadline import Deadline
+from autoddp.attempts.limits import Written
 from autoddp.attempts.live_job import WorkerServer
 from autoddp.attempts.one_start import OneStart, Seen, cost_of_all
 from autoddp.attempts.progress import PrintedNumbers, StepsMade
-from autoddp.attempts.tune import Tuned, Tuning, Written
+from autoddp.attempts.resuming import CutOff, starts_cut_off, study_begins, study_is_over
+from autoddp.attempts.start_journal import MeasuredStart, Shown, StartJournal
+from autoddp.attempts.tune import Tuned, Tuning
 from autoddp.commandline.local_fingerprint import nccl_here
 from autoddp.commandline.mode import torch_version
 from autoddp.cpus import usable_cpus
@@ -87,6 +90,9 @@ class ObjectiveTuning(Tuning):
         self._until = Deadline(self.options.budget, self.began, by_length=False)
         self._number = 0
         self._first: OneStart | None = None
+        self._journal = StartJournal(self._folder.journal)
+        self._cut_off = CutOff()
+        self._saved = 0.0  # seconds of starts that were made before the run was cut off
         self._signal: Interrupted | None = None  # which has ended a start of the study
         try:
             with _heard():
@@ -113,13 +119,19 @@ class ObjectiveTuning(Tuning):
         tuned.wall_seconds["total"] = time.perf_counter() - began
         if tuned.why:
             self.hosts.end(tuned.why)
-        return self._agreed(tuned, leads)
+        tuned = self._agreed(tuned, leads)
+        study_is_over(self._folder)
+        return tuned
 
     def _lead(self, tuned: Tuned) -> None:
         self.hosts.tell("name", self.hosts.name)
-        study = StartStudy(self._start, self._left, self.options.study, self.reporter.observer)
+        if not self.hosts.several:  # what the ranks of a host have to show, no other host knows
+            if not self.options.fresh:
+                self._cut_off = starts_cut_off(self._folder, self.job, self.options.study)
+            study_begins(self._folder, self.job, self.options.study, None)
+        study = StartStudy(self._measured, self._left, self.options.study, self.reporter.observer, self._clock)
         try:
-            tuned.outcome = study.run(self._facts)
+            tuned.outcome = study.run(lambda: self._known.facts)
             tuned.recipe = self.reporter.recipe(tuned.outcome, ())
         finally:
             if self._signal is not None:  # no job follows; the reporter has by now what was measured before
@@ -160,6 +172,44 @@ class ObjectiveTuning(Tuning):
     def _left(self) -> float:
         left = self._until.left
         return math.inf if left is None else left
+
+    def _clock(self) -> float:
+        return time.perf_counter() + self._saved
+
+    def _measured(self, configuration: Configuration) -> float:
+        """Measure by `_start` what the run that was cut off has not measured already."""
+        if (earlier := self._journal.answer(configuration)) is not None:
+            self._saved += earlier.seconds
+            return earlier.result()
+        began, is_first = time.perf_counter(), self._first is None
+        try:
+            cost, failure = self._start(configuration), ""
+        except TrialFailed as failed:
+            if is_first:
+                raise
+            cost, failure = None, str(failed)
+        made = MeasuredStart(configuration, cost, failure, time.perf_counter() - began)
+        if is_first and (earlier := self._begin_journal()) is not None:
+            return earlier.result()
+        self._journal.add(made)
+        return made.result()
+
+    def _begin_journal(self) -> MeasuredStart | None:
+        """Begin it after the first start; what that came to in the run that is gone on with, if there is one."""
+        shown, before = self._shown(), self._cut_off.shown
+        if before is None or not shown.is_of(before):
+            self._known = shown
+            self._journal.begins(shown)
+            return None
+        self._known = before
+        self.reporter.say(self._cut_off.says)
+        self._journal.begins(before, self._cut_off.starts)
+        return self._journal.answer(AS_WRITTEN)
+
+    def _shown(self) -> Shown:
+        assert self._first is not None
+        period = self._first.progress.period if isinstance(self._first.progress, StepsMade) else None
+        return Shown(tuple(sorted(self._first.shown.items())), period, self._facts())
 
     def _start(self, configuration: Configuration) -> float:
         """What one start with the configuration amounts to. TrialFailed, or TuningOver."""
@@ -246,6 +296,7 @@ class ObjectiveTuning(Tuning):
         period = first.progress.period if first is not None and isinstance(first.progress, StepsMade) else None
         return OneStart(
             objective=self._objective,
+            as_before=dict(self._cut_off.shown.counts) if first is None and self._cut_off.shown is not None else {},
             progress=StepsMade(place, period) if self._objective.of_steps else PrintedNumbers(self._objective, place),
             needed=first.shown if first is not None else None,
             deadline=self._until,

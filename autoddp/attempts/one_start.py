@@ -16,9 +16,9 @@ from functools import cached_property
 from pathlib import Path
 
 from autoddp.attempts.deadline import Deadline
-from autoddp.attempts.job_machine import Closed, Said, StopAsked, Worker
+from autoddp.attempts.job_events import Closed, Said, StopAsked, Worker
+from autoddp.attempts.limits import Written
 from autoddp.attempts.progress import FirstStart, Progress, Unusable, is_reached
-from autoddp.attempts.tune import Written
 from autoddp.hosts.together import Hosts
 from autoddp.runs.folder import CALLS
 from autoddp.settings import Objective
@@ -93,6 +93,8 @@ class OneStart:
     hosts: Hosts
     number: int
     """The attempt's."""
+    as_before: Mapping[int, int] = field(default_factory=dict)
+    """See `FirstStart`."""
     ended_by_us: bool = False
     builds_ddp: bool = False
     stopped: StopTuning | None = None
@@ -123,7 +125,7 @@ class OneStart:
         self._began = time.monotonic()
         self._so_far = f"no {self.progress.what} yet"
         longest = (self.deadline.left or _FIRST_NUMBER) / _SHARE_OF_A_START
-        self._first = FirstStart(self.progress, longest) if self.needed is None else None
+        self._first = FirstStart(self.progress, longest, self.as_before) if self.needed is None else None
 
     def heard(self, event: Said | Closed | StopAsked) -> None:
         """Called by the threads of the socket."""

@@ -291,11 +291,13 @@ class FirstStart:
     """When the first start of the script has shown enough: `needed` is then what each other start has to show.
 
     It is measured for as long as it took to its first number, and for five seconds at least; for `longest` seconds at
-    most, if there are few numbers.
+    most, if there are few numbers. `as_before`: what the first start of a run has shown that was cut off. This one is
+    measured by the same, if it comes so far.
     """
 
     progress: Progress
     longest: float
+    as_before: Mapping[int, int] = field(default_factory=dict)
     clock: Callable[[], float] = time.monotonic
     _began: float = field(init=False)
     _first_at: float | None = field(default=None, init=False)
@@ -311,7 +313,12 @@ class FirstStart:
     @property
     def needed(self) -> Mapping[int, int]:
         """Rank → numbers. Unusable where there are none."""
-        return self.progress.counts_until(self._until)
+        return self.as_before if self._is_as_before else self.progress.counts_until(self._until)
+
+    @property
+    def _is_as_before(self) -> bool:
+        counts = self.progress.counts
+        return counts.keys() == self.as_before.keys() and is_reached(self.as_before, counts)
 
     @property
     def _until(self) -> float:
@@ -327,8 +334,9 @@ class FirstStart:
             self._first_at = self.progress.began(now)
         if now < self._until:
             return False
-        is_late = now - self._first_at > self.longest
-        return min(counts.values()) >= (self.progress.least if is_late else self.progress.fewest)
+        if now - self._first_at > self.longest:
+            return min(counts.values()) >= self.progress.least
+        return min(counts.values()) >= self.progress.fewest and is_reached(self.as_before, counts)
 
 
 def is_reached(needed: Mapping[int, int], counts: Mapping[int, int]) -> bool:

@@ -15,10 +15,11 @@ import socket
 import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import cast
 
+from autoddp.attempts.start_journal import MeasuredStart, Shown, read_starts
 from autoddp.codec import decode, plain
 from autoddp.commandline.options import Options
 from autoddp.commandline.saved_recipes import arguments_digest
@@ -47,8 +48,8 @@ _OF_LIBRARIES = (
 """Beginnings of the names of variables that change how fast a step is, or what is in it."""
 
 
-def study_begins(folder: RunFolder, job: Job, settings: StudySettings, facts: JobFacts) -> None:
-    """Note of what job the journal's measurements are."""
+def study_begins(folder: RunFolder, job: Job, settings: StudySettings, facts: JobFacts | None) -> None:
+    """Note of what job the journal's measurements are; `facts` are None where the journal itself has them."""
     with contextlib.suppress(OSError):  # then this study is not resumed
         write_private(folder.path / _STUDY, _of(job, settings, facts))
 
@@ -66,16 +67,47 @@ def study_is_over(folder: RunFolder) -> None:
 
 def cut_off(folder: RunFolder, job: Job, settings: StudySettings, facts: JobFacts) -> tuple[str, Sequence[Entry]]:
     """The run folder's name and the measurements of the newest study of this job that was cut off; "" without one."""
-    found = [
-        (made, path)
-        for made, path in _cut_off_before(folder, _of(job, settings, facts))
-        if time.time() - made < _OLDEST
-    ]
-    for _, path in sorted(found, reverse=True)[:1]:
+    if (path := _newest_cut_off(folder, _of(job, settings, facts))) is not None:
         entries = _certain(_entries(path / folder.journal.name))
         if len(entries) >= _FEWEST:
             return path.name, entries
     return "", ()
+
+
+@dataclass(frozen=True)
+class CutOff:
+    """A study that was cut off, whose measurements are starts."""
+
+    name: str = ""
+    """The run folder's."""
+    shown: Shown | None = None
+    """What its first start has shown; None where there is no such study."""
+    starts: Sequence[MeasuredStart] = ()
+
+    @property
+    def says(self) -> str:
+        """A line for the user."""
+        return going_on(self.name, len(self.starts))
+
+
+def starts_cut_off(folder: RunFolder, job: Job, settings: StudySettings) -> CutOff:
+    """The newest study of this job that was cut off, if its measurements are starts."""
+    if (path := _newest_cut_off(folder, _of(job, settings, None))) is not None:
+        found = read_starts(path / folder.journal.name)
+        if found is not None and len(found[1]) >= _FEWEST:
+            return CutOff(path.name, *found)
+    return CutOff()
+
+
+def going_on(name: str, measurements: int) -> str:
+    """A line for the user: a study goes on with what the run of that name has measured."""
+    return f"going on with the tuning run {name}, cut off after {measurements} measurements; --fresh begins anew"
+
+
+def _newest_cut_off(folder: RunFolder, wanted: str) -> Path | None:
+    """The folder of the newest study of this job that was cut off, and not too long ago."""
+    found = [(made, path) for made, path in _cut_off_before(folder, wanted) if time.time() - made < _OLDEST]
+    return max(found)[1] if found else None
 
 
 def _certain(entries: Sequence[Entry]) -> Sequence[Entry]:
@@ -100,9 +132,9 @@ def _cut_off_before(folder: RunFolder, wanted: str) -> Iterator[tuple[float, Pat
             yield run.mark.made, run.path
 
 
-def _of(job: Job, settings: StudySettings, facts: JobFacts) -> str:
+def _of(job: Job, settings: StudySettings, facts: JobFacts | None) -> str:
     """All that the measurements and the order in which they are made depend on, as far as it can be known."""
-    known = {name: value for name, value in plain(facts).items() if name not in _MEASURED}
+    known = {name: value for name, value in plain(facts or {}).items() if name not in _MEASURED}
     return (
         json.dumps({**job, "settings": asdict(settings), "facts": known}, indent=1, sort_keys=True, default=str) + "\n"
     )

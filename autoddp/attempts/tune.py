@@ -9,7 +9,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -17,43 +17,40 @@ from typing import Protocol
 from autoddp.attempts.communication import Enough, diagnosed
 from autoddp.attempts.deadline import Deadline
 from autoddp.attempts.env_screening import Screening
-from autoddp.attempts.isolating import Isolation, choose_isolation
+from autoddp.attempts.isolating import Isolation
 from autoddp.attempts.job_machine import NO_DDP, TOO_SHORT
 from autoddp.attempts.journal import Journal
-from autoddp.attempts.keeper import Attempt, Keeper
+from autoddp.attempts.keeper import Attempt
+from autoddp.attempts.limits import Limits, Written
 from autoddp.attempts.live_job import LiveJob
+from autoddp.attempts.preparation import Preparation
 from autoddp.attempts.rank_states import NOT_BEGUN, Waiting
-from autoddp.attempts.resuming import cut_off, job_now, study_begins, study_is_over
+from autoddp.attempts.resuming import cut_off, going_on, job_now, study_begins, study_is_over
 from autoddp.codec import decode, encode
 from autoddp.commandline.options import Options
 from autoddp.diagnose import Diagnosis, Examination, MeasureAnatomy, Surroundings
 from autoddp.diagnose.collectives import CommunicationDiagnosis, recorded
 from autoddp.diagnose.collectives.table import Row, beside_ddp, table
-from autoddp.errors import AutoddpError, HostLost, UsageError
+from autoddp.errors import AutoddpError, HostLost
 from autoddp.files import write_private
 from autoddp.hosts.presence import HostsGone
 from autoddp.hosts.together import Hosts, Next
 from autoddp.isolation import Level
-from autoddp.isolation.ports import noted_ports, ports_kept
 from autoddp.isolation.trackers import TRACKERS_OFF, why_not
 from autoddp.knobs import AS_WRITTEN
 from autoddp.knobs.computing import THREADS
-from autoddp.log import get_logger, tell
+from autoddp.log import get_logger
 from autoddp.network.own_network import on_one_host
-from autoddp.processes.polling import polls
 from autoddp.processes.signals import Interrupted
 from autoddp.processes.silence import awaiting
-from autoddp.recipe import require_replaceable
 from autoddp.runs import nccl_logs
-from autoddp.runs.folder import CALLS, RunFolder, temporary_folder
-from autoddp.runs.latest import point_to
+from autoddp.runs.folder import CALLS
 from autoddp.runs.rank_logs import LogKeeper
-from autoddp.runs.usual_folders import OUTPUT, elsewhere
 from autoddp.settings import StudySettings
 from autoddp.study import INTERRUPTED, FailsWithoutReduction, Observer, Outcome, Study, TrialFailed, TuningOver
 from autoddp.timing import Difference
 from autoddp.timing.timeline import Timeline
-from autoddp.units import data_size, duration
+from autoddp.units import duration
 from autoddp.wire import JobFacts, WorkerConfig
 from autoddp.wire.recorded_calls import VARIABLE as RECORDS
 from autoddp.wire.recorded_calls import RecordingPlan
@@ -64,12 +61,6 @@ _TRACED = 5  # steps of a trace
 _BEFORE_TRACE = 8  # steps before it: experiments have left batches waiting in the loaders' queues
 _DIAGNOSING = 90.0  # seconds of steps for a diagnosis that is all that is asked for
 _LONGEST_DIAGNOSIS = 900.0  # seconds from the command, all starts of the script included
-_LAST_SECONDS = 10.0  # of a diagnosis, in which what was recorded so far is looked at
-_IN_VAIN = 20.0  # seconds in which ranks without DDP have only waited for each other: then they hang
-_LOOKS = 1.0  # seconds between two looks at how much the script has written
-_PORT_IS_KEPT = 62.0  # seconds; Linux keeps a port for 60 after the last connection to it
-_FIRST_WORD = 2.0  # seconds of waiting for it until a line says so
-_EFFORT = 20  # a look may take one part in so many of the time: many files take long to count
 
 
 @dataclass
@@ -112,95 +103,6 @@ class _Answer:
     def whole(self) -> Tuned:
         outcome = self.tuned.outcome
         return replace(self.tuned, outcome=outcome and replace(outcome, diagnosis=self.diagnosis))
-
-
-@dataclass(frozen=True)
-class Preparation:
-    """What is made before tuning begins."""
-
-    folder: RunFolder
-    keeper: Keeper
-    isolation: Isolation
-    """The best that this host has, of what was asked for."""
-
-
-@contextlib.contextmanager
-def prepared(options: Options) -> Iterator[Preparation]:
-    """What tuning needs: made before any thread is started, because it forks, and removed whatever happens.
-
-    UsageError where there is no place for the recipe or for the run's folder.
-    """
-    with awaiting("what earlier runs have left to be removed"):  # a script may have written a million files
-        temporary_folder()
-        if not options.diagnose_only:
-            _require_place_for_recipe(options)
-        folder = _run_folder(options)
-    for line in folder.says:
-        tell(line)
-    keeper, ports = Keeper(), set[int]()
-    keeper.removes([str(folder.sockets)])
-    try:
-        yield Preparation(folder, keeper, choose_isolation(options, folder, keeper))
-        if not (options.tune_only or options.diagnose_only):
-            ports = noted_ports(str(folder.sockets))  # the keeper removes the folder
-    finally:
-        keeper.close()
-        try:
-            await_ports(ports)
-        finally:
-            with awaiting("what the script has written to be removed"):
-                folder.clean()
-
-
-def await_ports(noted: set[int]) -> None:
-    """Wait until the job can take these ports, which the script has taken while it was tuned."""
-    if kept := ports_kept(noted):
-        ports = ", ".join(map(str, kept))
-        what = f"port {ports}, which the system keeps for a minute after the script has used it in tuning"
-        with awaiting(what, soon=_FIRST_WORD):
-            for _ in polls(_PORT_IS_KEPT, _LOOKS):
-                if not ports_kept(noted):
-                    return
-
-
-def _require_place_for_recipe(options: Options) -> None:
-    """The recipe must take a file after minutes of tuning: its folder is looked at before them."""
-    path, folders = options.recipe_path, options.folders
-    if options.recipe is None:
-        try:
-            folders.make()
-        except OSError as error:
-            why = f"cannot be written ({error.strerror}); name a file with --recipe"
-            raise UsageError(f"{folders.recipes}: {why}") from None
-    target = Path(os.path.realpath(path))  # a linked recipe stays a link
-    if not target.parent.is_dir() or not os.access(target.parent, os.W_OK):
-        raise UsageError(f"--recipe {path}: the folder {target.parent} takes no files; name another file")
-    if options.recipe is not None:
-        try:
-            with contextlib.suppress(FileNotFoundError):
-                os.lstat(target)  # an error where the name is too long
-            require_replaceable(target)
-        except OSError as error:
-            raise UsageError(f"--recipe {path}: cannot be read ({error.strerror}); name another file") from None
-
-
-def _run_folder(options: Options) -> RunFolder:
-    def in_(output: Path) -> RunFolder:
-        places = (Path("/tmp"), Path("/var/tmp"))
-        folder = RunFolder(output, keep_runs=options.keep_runs, recipe=options.recipe_path, places=places)
-        if output in (options.folders.output, OUTPUT) or output != options.output:
-            point_to(folder.path)
-        return folder
-
-    try:
-        return in_(options.output)
-    except UsageError as error:
-        for other in elsewhere() if options.output in (OUTPUT, options.folders.output) else ():
-            with contextlib.suppress(UsageError):  # the user's home may be on the same full disk
-                folder = in_(other.output)
-                tell(f"{error}; this run's goes to {other.output}")
-                return folder
-        raise
 
 
 class Reporter(Protocol):
@@ -313,7 +215,9 @@ class Tuning:
         self.reporter.observer.recording()  # the script may have ended before anyone saw a call
         try:
             say, until = self.reporter.say, self._ended
-            found = diagnosed(self._place / CALLS, replay, environment, budget, say, self.rates, until)
+            found = diagnosed(
+                self._place / CALLS, replay, environment, budget, say, self.rates, until, since=self.began
+            )
         except BaseException as error:  # such as a signal: the others would wait for a minute and a half
             self._leave(error)
             raise
@@ -435,8 +339,7 @@ class Tuning:
         if job.machine.leads and not self.options.fresh:  # the host that leads tells the others what they have missed
             name, entries = cut_off(self._folder, self.job, settings, facts)
             if entries:
-                begun = f"going on with the tuning run {name}, cut off after {len(entries)} measurements"
-                self.reporter.say(f"{begun}; --fresh begins anew")
+                self.reporter.say(going_on(name, len(entries)))
                 job.take_over(entries)
         study_begins(self._folder, self.job, settings, facts)
 
@@ -488,7 +391,7 @@ class Tuning:
         if not job.attempt_begins(number, place / "heartbeats", wanted):
             return ""
         attempt = self._attempt_with(number, place, written, wanted)
-        limits = _Limits(
+        limits = Limits(
             job=job,
             written=Written(self._isolation, self.options.activity),
             hosts=self.hosts,
@@ -501,8 +404,8 @@ class Tuning:
             enough=Enough(place / CALLS) if self.options.diagnose_only else None,
         )
         with LogKeeper(place), awaiting(limits.in_words):
-            failure = self._keeper.run(attempt, lambda end: job.rank_ended(end.pid, end.how), limits.exceeded)
-        self._ended = limits.exceeded_at or (time.perf_counter() if failure else 0.0)
+            failure = self._keeper.run(attempt, limits.rank_ended, limits.exceeded)
+        self._ended = limits.ended_at or (time.perf_counter() if failure else 0.0)
         if failure and limits.is_enough_elsewhere:
             job.give_up(NO_DDP)
         if not (failure or limits.waiting.has_begun or job.machine.built_ddp):
@@ -596,130 +499,3 @@ class Tuning:
             **self._isolation.variables(place, written, os.environ),
             **config.environment(os.environ),
         }
-
-
-@dataclass
-class _Limits:
-    """Whether an attempt must be stopped: it is of no use any more, or it writes too much."""
-
-    job: LiveJob
-    written: Written
-    hosts: Hosts
-    number: int
-    """The attempt's number."""
-    waiting: Waiting
-    keeper: int
-    """The keeper's process id."""
-    activity: str
-    """See `Options.activity`."""
-    say: Callable[[str], None]
-    """Shows the user a line."""
-    recording: Callable[[], None]
-    """See `Observer`."""
-    enough: Enough | None = None
-    """Whether enough is recorded of a script without DDP; None where nothing is recorded."""
-    exceeded_at: float = 0.0
-    """When the attempt was stopped, by `time.perf_counter()`; 0 if it was not."""
-
-    def in_words(self) -> str:
-        """What is being waited for, and for how long at most."""
-        machine = self.job.machine
-        if self.enough is not None and machine.is_starting and (recording := self.enough.in_words):
-            return f"{recording}{self._at_most}"
-        where = "" if machine.over else f": {self.waiting.where()}"
-        return f"{machine.in_words}{where}{self._at_most}"
-
-    @property
-    def _at_most(self) -> str:
-        left = self.job.machine.at_most
-        return "" if left is None else f"; {self.activity} ends in at most {duration(max(0.0, left))}"
-
-    def exceeded(self) -> bool:
-        """Asked every half second."""
-        must = self._must_stop()
-        self.exceeded_at = self.exceeded_at or (time.perf_counter() if must else 0.0)
-        return must
-
-    def _must_stop(self) -> bool:
-        if self.job.machine.attempt_must_end:
-            return True
-        if self.hosts.why_over:
-            self.job.give_up(self.hosts.why_over)
-            return True
-        elsewhere = self.hosts.ended_elsewhere(self.number)
-        if elsewhere:
-            self.job.ended_elsewhere(elsewhere)
-            return True
-        machine = self.job.machine
-        if not machine.over and (why := self.written.too_much()):
-            self.job.give_up(why)
-        self.hosts.waits(self.waiting.waited(machine.ended))
-        if machine.measuring and (line := self.waiting.for_whom(self.hosts.at_work, self.hosts.unheard)):
-            self.say(f"{line}{self._at_most}")
-        if machine.is_starting and self._is_enough():
-            self.job.give_up(NO_DDP)
-            return True
-        useless = self.waiting.unmoved() if machine.is_starting or machine.follows else ""
-        if machine.is_starting and not machine.built_ddp:
-            useless = useless or self.waiting.bare(self.keeper)
-        if machine.is_starting and machine.at_most is None:  # without a budget no clock runs before the first step
-            useless = useless or self.waiting.no_step()
-        if useless:
-            self.job.give_up(useless)
-        return bool(useless)
-
-    def _is_enough(self) -> bool:
-        """Whether enough is recorded of a script without DDP, here or on another host."""
-        if self.enough is None or self.job.machine.built_ddp:
-            return False
-        left = self.job.machine.at_most
-        is_late = left is not None and left < _LAST_SECONDS and self.enough.has_steps
-        is_over = self.enough()
-        if self.enough.in_words:
-            self.recording()
-        if is_over or is_late or self._waits_in_vain:
-            self.hosts.count_me(self._enough)  # before the ranks end here: those of other hosts fail for want of them
-            return True
-        return self.is_enough_elsewhere
-
-    @property
-    def _waits_in_vain(self) -> bool:
-        """Whether the ranks hang. Not said of several hosts: over a slow link a large tensor may be on its way."""
-        has_begun = self.enough is not None and bool(self.enough.in_words)
-        return has_begun and not self.hosts.several and self.waiting.in_vain() >= _IN_VAIN
-
-    @property
-    def is_enough_elsewhere(self) -> bool:
-        """Whether another host has recorded enough of a script without DDP, and ends its ranks."""
-        is_asked = self.enough is not None and self.hosts.several and not self.job.machine.built_ddp
-        return is_asked and bool(self.hosts.counted(self._enough))
-
-    @property
-    def _enough(self) -> str:
-        """The key under which hosts are counted that have recorded enough."""
-        return f"attempt{self.number}/enough"
-
-
-@dataclass
-class Written:
-    """How much the script has written in an attempt."""
-
-    isolation: Isolation
-    activity: str
-    """See `Options.activity`."""
-    _look_after: float = 0.0
-
-    def too_much(self) -> str:
-        """Why the attempt has to end; "" as long as it need not. Asked repeatedly, it looks now and then."""
-        limit = self.isolation.limit
-        if not limit:
-            return ""
-        if time.monotonic() - self._look_after < _LOOKS:
-            return self.isolation.fills_the_disk()  # which costs next to nothing, and a copy may be fast
-        began = time.monotonic()
-        written = self.isolation.written()
-        self._look_after = time.monotonic() + _EFFORT * (time.monotonic() - began)
-        if written <= limit:
-            return self.isolation.fills_the_disk()
-        more = f"more than --scratch-limit ({data_size(limit)})"
-        return f"the script has written {data_size(written)} during {self.activity}, {more}"

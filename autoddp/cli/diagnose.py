@@ -7,7 +7,8 @@ import time
 from dataclasses import replace
 
 from autoddp.attempts.job_machine import NO_DDP, TOO_SHORT
-from autoddp.attempts.tune import Tuned, Tuning, prepared
+from autoddp.attempts.preparation import prepared
+from autoddp.attempts.tune import Tuned, Tuning
 from autoddp.cli.tuned import Results
 from autoddp.codec import finite
 from autoddp.commandline.mode import Mode, choose_to_diagnose

@@ -143,8 +143,9 @@ def prepare(options: Options, began: float) -> Job | None:
             until_tuned.enter_context(signals_end_tuning(ending_signals(options.torchrun), says))
         if mode.tune:
             from autoddp.attempts.objective import ObjectiveTuning
+            from autoddp.attempts.preparation import prepared
             from autoddp.attempts.resuming import changed_since
-            from autoddp.attempts.tune import Tuning, prepared
+            from autoddp.attempts.tune import Tuning
             from autoddp.cli.tuned import Results  # they take a while
 
             preparation = until_tuned.enter_context(prepared(options))

@@ -41,15 +41,16 @@ class _Clock:
     measure: MeasureStart
     left: Callable[[], float]
     """Seconds that tuning may still take."""
+    clock: Callable[[], float]
     took: list[float] = field(default_factory=list)
 
     def block(self, configuration: Configuration) -> Block:
         """What one start has given."""
-        began = time.perf_counter()
+        began = self.clock()
         try:
             return Block((self.measure(configuration),))
         finally:
-            self.took.append(time.perf_counter() - began)
+            self.took.append(self.clock() - began)
 
     def affords(self, starts: int) -> bool:
         """Whether there is time for so many more starts."""
@@ -102,12 +103,18 @@ class StartStudy:
     """One study; `run` does it. `left`: seconds that tuning may still take.
 
     `describe`: the job's facts, once the script as written was measured; their `start_settings` are tried in order.
+    `clock`: seconds, which also pass for a start that need not be made again.
     """
 
     def __init__(
-        self, measure: MeasureStart, left: Callable[[], float], asked: StudySettings, observer: Observer
+        self,
+        measure: MeasureStart,
+        left: Callable[[], float],
+        asked: StudySettings,
+        observer: Observer,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._clock = _Clock(measure, left)
+        self._clock = _Clock(measure, left, clock)
         self._asked = asked
         self._observer = observer
         self._finals = StartFinals(self._clock, asked, observer)

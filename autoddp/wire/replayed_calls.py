@@ -54,6 +54,8 @@ class Act(Struct, frozen=True, forbid_unknown_fields=True):
     """The type of the tensor, such as "int64"; "" where it is not known. Backends cut data between two elements."""
     device: str = ""
     """The kind of device that has the tensor, such as "cuda"; "" where it is not known."""
+    left_out: int = 0
+    """Calls that a change has taken out of the gap. What comes with each call beside the backend's work goes too."""
 
 
 class Program(Struct, frozen=True, forbid_unknown_fields=True):
@@ -82,7 +84,7 @@ class Replay(Struct, frozen=True, forbid_unknown_fields=True):
     """Threads of torch's operators in each process."""
     backend: str
     seconds: float
-    """For all rounds together, and for starting the ranks; twice as many where a change may give nothing."""
+    """For all rounds together, and for starting the ranks; 16 at least where a change may give nothing."""
 
 
 class Replayed(Struct, frozen=True, forbid_unknown_fields=True):

@@ -12,7 +12,7 @@ from fake_worker import facts
 
 from autoddp.attempts.deadline import Deadline
 from autoddp.attempts.hang_timeout import HangTimeout
-from autoddp.attempts.job_machine import (
+from autoddp.attempts.job_events import (
     AttemptBegins,
     AttemptEnded,
     Closed,
@@ -21,15 +21,14 @@ from autoddp.attempts.job_machine import (
     FactsAsked,
     FinishAsked,
     GaveUp,
-    JobMachine,
     MeasureAsked,
     RankEnded,
     Said,
-    State,
     StopAsked,
     Tick,
     Worker,
 )
+from autoddp.attempts.job_machine import JobMachine, State
 from autoddp.attempts.journal import Journal
 from autoddp.wire import VERSION, BlockDone, Finish, Goodbye, Hello, Measure, Message, Ready, StopTuning, Welcome
 

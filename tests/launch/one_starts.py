@@ -8,9 +8,9 @@ from typing import Any
 
 from autoddp.attempts.deadline import Deadline
 from autoddp.attempts.isolating import Isolation
+from autoddp.attempts.limits import Written
 from autoddp.attempts.one_start import OneStart
 from autoddp.attempts.progress import StepsMade
-from autoddp.attempts.tune import Written
 from autoddp.hosts.together import Hosts
 from autoddp.settings import Objective
 

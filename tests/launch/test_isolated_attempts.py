@@ -24,9 +24,10 @@ from launchers import AUTODDP, ROOT, SCRIPTS, Launch, forked, free_port, start, 
 from test_tuned_scripts import run, summary
 from traces.room import ORDINARY, Room, _readable_interpreter, may_bind
 
-from autoddp.attempts import tune
+from autoddp.attempts import preparation
 from autoddp.attempts.isolating import Isolation, _overlay, _starts_python, choose_isolation
-from autoddp.attempts.tune import Tuning, Written
+from autoddp.attempts.limits import Written
+from autoddp.attempts.tune import Tuning
 from autoddp.cli import wrap
 from autoddp.cli.diagnose import examine
 from autoddp.cli.main import prepare
@@ -518,7 +519,7 @@ def test_the_job_waits_for_a_port_that_only_the_system_keeps(tmp_path: Path, mon
         assert noted == {int(own), int(taken)}
         assert ports_kept(noted) == [int(own)]  # not where another program listens
     answers = [[int(own)], [int(own)], []]
-    monkeypatch.setattr(tune, "ports_kept", lambda _: answers.pop(0) if answers else [])
-    monkeypatch.setattr(tune, "_LOOKS", 0.0)
-    tune.await_ports(noted)
+    monkeypatch.setattr(preparation, "ports_kept", lambda _: answers.pop(0) if answers else [])
+    monkeypatch.setattr(preparation, "_LOOKS", 0.0)
+    preparation.await_ports(noted)
     assert answers == []

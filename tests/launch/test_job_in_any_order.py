@@ -16,7 +16,8 @@ import pytest
 from desk import VARIABLES, Desk, Rank
 from fake_worker import FakeWorker, cost
 
-from autoddp.attempts.job_machine import Closed, Said, State
+from autoddp.attempts.job_events import Closed, Said
+from autoddp.attempts.job_machine import State
 from autoddp.attempts.journal import Journal
 from autoddp.attempts.live_job import LiveJob
 from autoddp.knobs import AS_WRITTEN, Configuration

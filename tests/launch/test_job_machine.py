@@ -13,7 +13,8 @@ from typing import Any, cast
 import pytest
 from desk import VARIABLES, Desk, Rank
 
-from autoddp.attempts.job_machine import Closed, MeasureAsked, Said, State, TakenOver, Worker
+from autoddp.attempts.job_events import Closed, MeasureAsked, Said, TakenOver, Worker
+from autoddp.attempts.job_machine import State
 from autoddp.codec import decode
 from autoddp.knobs import Configuration
 from autoddp.processes import children

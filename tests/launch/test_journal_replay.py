@@ -20,7 +20,7 @@ import pytest
 from fake_worker import FakeWorker, MainThread, cost
 
 from autoddp.attempts import live_job as server_module
-from autoddp.attempts.job_machine import Closed, Said, StopAsked
+from autoddp.attempts.job_events import Closed, Said, StopAsked
 from autoddp.attempts.journal import Journal
 from autoddp.attempts.live_job import LiveJob, WorkerServer
 from autoddp.attempts.tune import Tuned, _Answer

@@ -18,7 +18,7 @@ from launchers import AUTODDP, PATIENCE, SCRIPTS, Launch, start, wait_for
 from one_starts import one_start
 
 from autoddp.attempts.deadline import Deadline
-from autoddp.attempts.job_machine import Closed, Said, Worker
+from autoddp.attempts.job_events import Closed, Said, Worker
 from autoddp.attempts.objective import _settings
 from autoddp.attempts.one_start import Seen, cost_of_all
 from autoddp.commandline.mode import choose
@@ -196,6 +196,61 @@ def test_a_signal_keeps_what_was_measured(tmp_path: Path) -> None:
     assert "Traceback" not in launch.stderr
     assert summary(launch)["objective"]["as_written"] == 3
     assert not list(folder.glob("*.toml"))
+
+
+def a_run_was_killed(folder: Path, code: str) -> Path:
+    """The folder of a run that was killed after its third start had been measured, or later."""
+    folder.mkdir()
+    (folder / "job.py").write_text(code)
+    launch = start(AUTODDP, folder, ["--objective", RATE, *ONE, "--tune-only", "job.py"])
+    try:
+        journals = ".autoddp/2*/journal.jsonl"
+        wait_for(lambda: any(lines(path) > 3 for path in folder.glob(journals)), "the third start")
+        launch.process.kill()
+        launch.process.wait(PATIENCE)
+        wait_for(lambda: not launch.processes(), "the end of every process")
+    finally:
+        launch.kill()
+    (place,) = folder.glob(".autoddp/2*")
+    return place
+
+
+def lines(path: Path) -> int:
+    return path.read_text().count("\n")
+
+
+@needs_cores
+def test_a_run_that_was_killed_goes_on(tmp_path: Path) -> None:
+    """Its starts may have taken hours. The script as written is started anew, to see that it is the same job."""
+    folder = tmp_path / "run"
+    killed = a_run_was_killed(folder, f"{BY_THREADS}print('rate', rate)\n")
+    known = (killed / "journal.jsonl").read_text().splitlines()
+    again = tuned(folder, (folder / "job.py").read_text(), "--objective", RATE, *ONE, "--tune-only")
+    assert again.returncode == 0, again.stderr[-2000:]
+    measured = f"cut off after {len(known) - 1} measurements; --fresh begins anew"
+    assert f"going on with the tuning run {killed.name}, {measured}" in again.stderr
+    newest = max(folder.glob(".autoddp/2*"))
+    journal = (newest / "journal.jsonl").read_text().splitlines()
+    assert journal[: len(known)] == known
+    made = len(list(newest.glob("attempt*")))
+    assert made == len(journal) - len(known) + 1, "starts that were known, or one that is missing"
+    assert (load(next(folder.glob("*.toml"))).env) == {"OMP_NUM_THREADS": "1"}
+    assert not (newest / "study.json").exists()
+    assert not (killed / "study.json").exists()
+
+
+@needs_cores
+def test_a_run_of_a_script_that_shows_something_else_now_does_not_go_on(tmp_path: Path) -> None:
+    """Its data may have changed: then two numbers were compared by another count."""
+    folder = tmp_path / "run"
+    (tmp_path / "numbers").write_text("2")
+    code = f"{BY_THREADS}for _ in range(int(open({str(tmp_path / 'numbers')!r}).read())):\n    print('rate', rate)\n"
+    killed = a_run_was_killed(folder, code)
+    (tmp_path / "numbers").write_text("1")
+    again = tuned(folder, code, "--objective", RATE, *ONE, "--tune-only")
+    assert again.returncode == 0, again.stderr[-2000:]
+    assert f"cleaned what a killed run left: scratch in {killed}" in again.stderr
+    assert "going on" not in again.stderr
 
 
 @pytest.mark.parametrize(

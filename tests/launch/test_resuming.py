@@ -17,9 +17,10 @@ from test_tuned_scripts import summary
 
 from autoddp.attempts.journal import Journal
 from autoddp.attempts.resuming import _entries, changed_since, cut_off, job_now, study_begins, study_is_over
+from autoddp.attempts.start_journal import MeasuredStart, Shown, StartJournal, read_starts
 from autoddp.codec import encode
 from autoddp.commandline.options import parse
-from autoddp.knobs import Configuration
+from autoddp.knobs import AS_WRITTEN, Configuration
 from autoddp.runs.folder import RunFolder
 from autoddp.study import StudySettings
 from autoddp.wire import BlockDone, Entry, Measure
@@ -65,6 +66,36 @@ def test_the_same_questions_are_answered_and_no_others(tmp_path: Path) -> None:
     assert journal.answer(entry(1, cap=4.0).asked) == entry(1, cap=4.0)
     assert journal.answer(entry(2).asked) is None
     assert len((tmp_path / "journal").read_text().splitlines()) == 2
+
+
+ONE, TWO = Configuration({"threads": 1}), Configuration({"threads": 2})
+STARTS = [MeasuredStart(AS_WRITTEN, 1.0, "", 9.0), MeasuredStart(ONE, None, "no memory", 5.0)]
+STARTS += [MeasuredStart(TWO, 0.5, "", 8.0), MeasuredStart(ONE, None, "killed", 1.0)]
+
+
+@pytest.mark.parametrize("damage", ["", "{}\n", "\x00\x00", '{"configuration": {}, "co'])
+def test_starts_are_read_up_to_what_is_no_start(tmp_path: Path, damage: str) -> None:
+    """A failure at the end may come of what has cut the run off."""
+    path, shown = tmp_path / "journal", Shown(((0, 8), (1, 8)), 3, facts())
+    journal = StartJournal(path)
+    journal.begins(shown)
+    for one in STARTS:
+        journal.add(one)
+    path.write_text(path.read_text() + damage)
+    assert read_starts(path) == (shown, STARTS[:3])
+    path.write_text(damage)
+    assert read_starts(path) is None
+
+
+def test_starts_answer_the_same_questions_and_no_others(tmp_path: Path) -> None:
+    journal = StartJournal(tmp_path / "journal")
+    journal.begins(Shown(((0, 8),), None, facts()), STARTS[:3])
+    assert [journal.answer(one) for one in (AS_WRITTEN, ONE)] == STARTS[:2]
+    assert journal.answer(AS_WRITTEN) is None  # the study goes another way
+    assert journal.answer(TWO) is None
+    known = read_starts(tmp_path / "journal")
+    assert known is not None
+    assert known[1] == STARTS[:1]
 
 
 WORDS = ["--nproc-per-node", "2", "train.py", "--config=job.yaml"]

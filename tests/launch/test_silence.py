@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from autoddp import log
-from autoddp.attempts.tune import prepared
+from autoddp.attempts.preparation import prepared
 from autoddp.cli.diagnose import examine
 from autoddp.cli.main import prepare
 from autoddp.commandline.options import Options, parse

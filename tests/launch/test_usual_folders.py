@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from autoddp.attempts.tune import prepared
+from autoddp.attempts.preparation import prepared
 from autoddp.commandline.options import parse
 from autoddp.commandline.saved_recipes import Note, found_recipes
 from autoddp.errors import UsageError

@@ -61,9 +61,35 @@ def test_ranks_that_hang_before_their_steps_are_known_have_an_answer(tmp_path: P
     script = tmp_path / "hangs.py"
     script.write_text(HANGS)
     words = ["diagnose", "--nproc-per-node", "2", str(script)]
-    launch = start(with_limits({"attempts.tune._IN_VAIN": 9.0}), tmp_path / "run", words).wait()
+    launch = start(with_limits({"attempts.limits._IN_VAIN": 9.0}), tmp_path / "run", words).wait()
     assert launch.returncode == 0, launch.stderr[-2000:]
     assert "no rank called anything: rank 0 stands in barrier (hangs.py:10)" in " ".join(launch.stdout.split())
+    assert launch.processes() == []
+
+
+FAILS = """
+import signal, sys, time
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+for _ in range(30):
+    dist.all_reduce(torch.ones(4))
+if dist.get_rank() == 0:
+    raise ValueError("no more data")
+signal.signal(signal.SIGTERM, lambda *_: (time.sleep(6), sys.exit(1)))  # it is slow to end, as on a busy host
+time.sleep(60)
+"""
+
+
+def test_ranks_that_are_slow_to_end_when_another_one_has_failed_do_not_hang(tmp_path: Path) -> None:
+    """The time until the last of them had gone counted as one in which no rank called anything."""
+    script = tmp_path / "fails.py"
+    script.write_text(FAILS)
+    words = ["diagnose", "--nproc-per-node", "2", str(script)]
+    launch = start(with_limits({"diagnose.collectives.examination.SILENCE": 4.0}), tmp_path / "run", words).wait()
+    assert "no rank called anything" not in launch.stdout
+    assert "ValueError: no more data" in " ".join(launch.stdout.split())
     assert launch.processes() == []
 
 

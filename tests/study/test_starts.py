@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
-from types import SimpleNamespace
 
 import pytest
 
@@ -49,9 +49,15 @@ class Starts:
         return self.costs[configuration] * self._random.lognormvariate(0, self.noise)
 
 
-def run(starts: Starts, *settings: Configuration, left: float = 1e9, trials: int = 20) -> Outcome:
+def run(
+    starts: Starts,
+    *settings: Configuration,
+    left: float = 1e9,
+    trials: int = 20,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Outcome:
     asked = StudySettings(trials=trials, objective=Objective.parse("steps"))
-    return StartStudy(starts, lambda: left, asked, Observer()).run(lambda: facts(*settings))
+    return StartStudy(starts, lambda: left, asked, Observer(), clock).run(lambda: facts(*settings))
 
 
 def test_a_setting_that_gains_is_launched_after_paired_starts() -> None:
@@ -142,14 +148,14 @@ def test_as_many_trials_as_were_asked_for() -> None:
     assert starts.made == [AS_WRITTEN, ONE]
 
 
-def test_the_budget_that_is_told_pays_for_what_was_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_budget_that_is_told_pays_for_what_was_not_tried() -> None:
     """It paid for the final rounds alone, so a start with that budget was undecided again."""
     now = [0.0]
-    monkeypatch.setattr("autoddp.study.starts.time", SimpleNamespace(perf_counter=lambda: now[0]))
     starts = Starts({AS_WRITTEN: 1.0})
 
     def takes(_number: int, _configuration: Configuration) -> None:
         now[0] += 60
 
     starts.at = takes
-    assert "--budget 27m would decide it" in run(starts, ONE, RING, left=0.0).decision.why
+    why = run(starts, ONE, RING, left=0.0, clock=lambda: now[0]).decision.why
+    assert "--budget 27m would decide it" in why

@@ -58,8 +58,9 @@ def merged(script: Script, into: dict[tuple[int, int], tuple[int, int]]) -> Scri
                 first.act,
                 bytes=sum(one.act.bytes for one in parts),
                 tensors=len(parts),
-                # What is computed between the calls of a run is computed all the same.
+                # What is computed between the calls of a run is computed all the same, but for what comes with each.
                 computes=first.act.computes + sum(script.least_gap.get(one.key, 0.0) for one in parts[1:]),
+                left_out=len(parts) - 1,
             )
             yield Played(act, first.key, first.call) if len(parts) > 1 else first
 
@@ -70,13 +71,14 @@ def without(script: Script, left_out: Collection[tuple[int, int]]) -> Script:
     """The script without these calls. What a rank does before one of them, it does before the next call."""
 
     def change(played: Sequence[Played]) -> Iterator[Played]:
-        computes = sleeps = 0.0
+        computes, sleeps, calls = 0.0, 0.0, 0
         for one in played:
-            act = with_(one.act, computes=one.act.computes + computes, sleeps=one.act.sleeps + sleeps)
+            gap = {"computes": one.act.computes + computes, "sleeps": one.act.sleeps + sleeps}
+            act = with_(one.act, **gap, left_out=one.act.left_out + calls)
             if one.key in left_out:
-                computes, sleeps = act.computes, act.sleeps
+                computes, sleeps, calls = act.computes, act.sleeps, act.left_out + 1
                 continue
-            computes = sleeps = 0.0
+            computes, sleeps, calls = 0.0, 0.0, 0
             yield Played(act, one.key, one.call)
         if played:
             yield from rest(computes, sleeps, played[-1])

@@ -48,9 +48,11 @@ _FEWEST, _MOST = 3, 40  # rounds
 _FEWEST_TO_KNOW = 6  # rounds, before which an interval may be narrow by chance
 _WELL_ENOUGH = 0.05  # of a price, to both sides
 _WORTHWHILE = 0.03  # of the steps as written, from which a gain is worth more rounds
-_UNDECIDED = 2.0  # times as long, where a gain may be none
-_STARTS = 4  # of the ranks, among which the rounds are divided
+_UNDECIDED = 16.0  # seconds at least, where a gain may be none
+_A_START = 2.0  # seconds of rounds, and then the ranks are started anew
+_OF_A_START = 10  # rounds at most
 _OVERHEAD = 3e-6  # seconds of this file's own between two calls; the script's Python, and torch's, is in its gaps
+_CALLS_TO_KNOW = 20  # of a kind, of which the quickest counts
 _SLEEPS = 1e-4  # shorter than this the kernel does not sleep
 _MOST_TURNS = 100  # of computing and sleeping in one gap
 
@@ -82,7 +84,7 @@ def _rounds(found: Replayed) -> int:
 
 def _longest(plan: Replay, found: Replayed) -> float:
     """Seconds that all starts may take together; the first one makes `_FEWEST` rounds in any case."""
-    return plan.seconds * (1.0 if _are_decided(found.seconds) else _UNDECIDED)
+    return plan.seconds if _are_decided(found.seconds) else max(plan.seconds, _UNDECIDED)
 
 
 def _start(plan: Replay, found: Replayed, result: Path) -> bool:
@@ -159,8 +161,8 @@ def _rank(plan: Replay, found: Replayed, rank: int, port: int, result: Path) -> 
     store = TCPStore(ADDRESS, port, wait_for_workers=False)
     dist.init_process_group(plan.backend, store=store, rank=rank, world_size=plan.ranks, timeout=_PATIENCE)
     device = torch.device("cuda", torch.cuda.current_device()) if plan.backend == "nccl" else torch.device("cpu")
-    late = _late()
-    runs = {name: _Run(program, rank, device, late) for name, program in plan.programs.items()}
+    late, with_a_call = _late(), _with_a_call(device)
+    runs = {name: _Run(program, rank, device, late, with_a_call) for name, program in plan.programs.items()}
     for run in runs.values():  # connects: for that no rank has to compute
         run.once(with_gaps=False)
         run.in_calls = 0.0
@@ -172,7 +174,7 @@ def _rank(plan: Replay, found: Replayed, rank: int, port: int, result: Path) -> 
             dist.barrier()
             seconds[name].append(_of_all(runs[name].once(), plan.programs[name], rank, device))
         number += 1
-        is_over = number >= _MOST // _STARTS or time.monotonic() - began >= _longest(plan, found) / _STARTS
+        is_over = number >= _OF_A_START or time.monotonic() - began >= _A_START
         goes_on = torch.tensor([int(before + number < _FEWEST or not (is_over or _is_known(seconds)))], device=device)
         dist.broadcast(goes_on, src=0)
         if not int(goes_on):
@@ -232,16 +234,41 @@ def _late() -> float:
     return max(0.0, min(found))
 
 
+def _with_a_call(device: torch.device) -> float:
+    """Seconds of CPU time that come with each call of a script: torch's own Python, and an operator on the result."""
+    number, group = torch.zeros(1, device=device), dist.group.WORLD
+    assert group is not None
+
+    def as_scripts_do() -> None:
+        dist.all_reduce(number)
+        number.div_(1.0)
+
+    def of_the_group() -> None:
+        group.allreduce([number]).wait()
+
+    least = {}
+    for call in (as_scripts_do, of_the_group):
+        took = []
+        for _ in range(_CALLS_TO_KNOW):
+            began = time.thread_time()
+            call()
+            took.append(time.thread_time() - began)
+        least[call] = min(took)
+    return max(0.0, least[as_scripts_do] - least[of_the_group])
+
+
 class _Run:
     """One program on one rank."""
 
-    def __init__(self, program: Program, rank: int, device: torch.device, late: float = 0.0) -> None:
+    def __init__(
+        self, program: Program, rank: int, device: torch.device, late: float = 0.0, with_a_call: float = 0.0
+    ) -> None:
         self._rank, self._ranks, self._device = rank, program.groups, device
         named = program.backends or ("",) * len(program.groups)
         self._backends = [backend if dist.is_backend_available(backend) else "" for backend in named]
         self._groups: list[Any] = [self._new_group(place) for place in range(len(program.groups))]
         self._acts = program.acts[rank]
-        self._late = late
+        self._late, self._with_a_call = late, with_a_call
         self._pause = program.pauses[rank] if program.pauses else 0.0
         self._data: dict[tuple[str, int, int, str, str, int, bool, int], _Data] = {}
         self._wholes: dict[tuple[str, int, int, str, str], torch.Tensor] = {}
@@ -300,7 +327,8 @@ class _Run:
         turns = 1
         if self._pause > 0:
             turns = max(1, min(round(act.sleeps / self._pause), int(act.sleeps / (2 * _SLEEPS)), _MOST_TURNS))
-        computes, sleeps = max(0.0, act.computes - _OVERHEAD) / turns, act.sleeps / turns - self._late
+        goes = _OVERHEAD + act.left_out * self._with_a_call
+        computes, sleeps = max(0.0, act.computes - goes) / turns, act.sleeps / turns - self._late
         clock = time.thread_time
         for _ in range(turns):
             until = clock() + computes
