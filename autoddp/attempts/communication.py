@@ -34,7 +34,7 @@ _QUIET = 5.0  # seconds without a call, from which a line tells of it
 _STEPS_STILL = 3  # times a step, as well
 _BEHIND_A_TRIAL = 3.0  # seconds of the script as written again, behind a trial of fewer threads
 _MODULE = "autoddp.worker.bench.replay"
-_ANSWER = 48.0  # seconds from the command, in which a replay should be over
+_ANSWER = 45.0  # seconds from the command, in which a replay should be over
 _LEAST, _MOST = (
     8.0,
     20.0,
