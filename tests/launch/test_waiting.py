@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launchers import start, whole, with_limits
+from launchers import AUTODDP, start, whole, with_limits
 
 from autoddp.attempts.rank_states import Waiting
 from autoddp.codec import encode
@@ -77,7 +77,7 @@ for _ in range(30):
     dist.all_reduce(torch.ones(4))
 if dist.get_rank() == 0:
     raise ValueError("no more data")
-signal.signal(signal.SIGTERM, lambda *_: (time.sleep(6), sys.exit(1)))  # it is slow to end, as on a busy host
+signal.signal(signal.SIGTERM, lambda *_: (time.sleep(12), sys.exit(1)))  # it is slow to end, as on a busy host
 time.sleep(60)
 """
 
@@ -86,8 +86,8 @@ def test_ranks_that_are_slow_to_end_when_another_one_has_failed_do_not_hang(tmp_
     """The time until the last of them had gone counted as one in which no rank called anything."""
     script = tmp_path / "fails.py"
     script.write_text(FAILS)
-    words = ["diagnose", "--nproc-per-node", "2", str(script)]
-    launch = start(with_limits({"diagnose.collectives.examination.SILENCE": 4.0}), tmp_path / "run", words).wait()
+    words = ["diagnose", "--diagnose-budget", "1s", "--nproc-per-node", "2", str(script)]
+    launch = start(AUTODDP, tmp_path / "run", words).wait()
     assert "no rank called anything" not in launch.stdout
     assert "ValueError: no more data" in " ".join(launch.stdout.split())
     assert launch.processes() == []
