@@ -372,6 +372,26 @@ def test_a_tenth_of_the_numbers_is_sent_whatever_lies_between_them(others: int, 
     assert after / before == pytest.approx(0.1, abs=0.05)
 
 
+@pytest.mark.parametrize(("every", "is_found"), [(2, True), (10, False)])
+def test_who_logs_rarely_is_not_told_to_log_less_often(every: int, is_found: bool) -> None:
+    step, ranks = place(30, "step of SGD", "step of SGD", None), []
+    for one in loop(40, where=(10,)).processes:
+        calls = [replace(made, bytes=8) for made in one.calls]
+        last = calls[0].began
+        with_steps: list[Call] = []
+        for made in calls:
+            length = (made.began - last) / every
+            with_steps += [call(step, -1, last + (n + 1) * length - 1e-6, 0.0) for n in range(every) if length]
+            with_steps.append(made)
+            last = made.ended
+        ranks.append(process(one.rank, with_steps))
+    recording = Recording(tuple(ranks))
+    steps = steps_of(recording)
+    assert "steps of SGD" in steps.how
+    job = Job(recording, steps, [], script_of(recording, steps), 2)
+    assert bool(list(CAUSES["scalar_collectives"].suspect(job))) is is_found
+
+
 @pytest.mark.parametrize(("what", "method"), [("broadcast", "broadcast"), ("all_reduce", "allreduce")])
 @pytest.mark.parametrize("where", [(10,), (10, 11, 12)])
 def test_numbers_that_one_rank_sends_are_not_added_up(what: str, method: str, where: tuple[int, ...]) -> None:

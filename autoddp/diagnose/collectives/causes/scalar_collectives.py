@@ -10,6 +10,7 @@ from autoddp.diagnose.collectives.recording import Call, Group, Place, Recording
 
 _SIZES = range(1, 65)  # bytes
 _EVERY = 10  # steps
+_RARELY = 0.2  # times in each step: a script that logs in every fifth step needs no advice to log less often
 _SUMS = ("SUM", "AVG")  # a maximum of sums is not the maximum of the numbers
 _SEVERAL = 4  # sizes: a helper that calls for a loss, and then for gradients, may be called for two or three things
 
@@ -30,6 +31,8 @@ class ScalarCollectives(Cause):
         calls = len(keys) / max(1.0, script.covers) / max(1, len({group for group, _ in keys}))
         into = runs(script, _SIZES)
         several = len(into) * 2 >= len(keys)
+        if not several and calls <= _RARELY:
+            return
         first = calls_at(script, keys, lines[0])[0]
         also = f", also those of {' and '.join(lines[1:])}" if lines[1:] else ""
         what = first.call.place.collective
