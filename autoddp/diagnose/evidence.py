@@ -10,6 +10,8 @@ from itertools import pairwise
 
 from autoddp.timing import STAGES, RankAnatomy, RankSteps, anatomy, median
 
+COMPUTING = ("copy", "forward", "backward", "optimizer")
+
 Table = list[list[float]]
 """Seconds: one list for each rank, with one number for each step."""
 
@@ -22,6 +24,9 @@ A_PART = 0.25
 """Share of the seconds of the rank with the longest event, from which another rank counts as at work too."""
 _MORE_REGULAR = 0.1  # of an irregularity
 _SHORTEST = 0.003  # seconds that an event takes at least: less is noise of the machine
+_FEWEST_REGULAR = 4  # events: fewer may come at one distance by chance
+_MOST = 0.8  # of events: the machine adds some, and hides some
+_LARGER = 1.2  # times the usual elements of a batch
 
 
 def irregularity(steps: Sequence[int]) -> float:
@@ -30,11 +35,28 @@ def irregularity(steps: Sequence[int]) -> float:
     return statistics.pstdev(gaps) / statistics.fmean(gaps) if len(gaps) > 1 else 0.0
 
 
+def every_nth(steps: Sequence[int], count: int) -> list[int]:
+    """Keep the steps that come at one distance in all of `count` steps, if most of them do and they are rare.
+
+    >>> every_nth([3, 13, 20, 23, 33], 40), every_nth([3, 13, 20, 23, 33], 80), every_nth([3, 14, 20, 21, 33], 40)
+    ([3, 13, 23, 33], [], [])
+    """
+    if len(steps) < _FEWEST_REGULAR:
+        return []
+    distance = statistics.mode(after - before for before, after in pairwise(steps))
+    first = statistics.mode(step % distance for step in steps)
+    found = [step for step in steps if step % distance == first]
+    least = max(_FEWEST_REGULAR, _MOST * (count // distance), _MOST * len(steps))
+    return found if least <= len(found) <= _RARE * count else []
+
+
 @dataclass(frozen=True)
 class Evidence:
     """One block of steps with their stages."""
 
     ranks: Sequence[RankSteps]
+    blocks: tuple[Evidence, ...] = ()
+    """Those of which this one was joined; empty for a block by itself. Between two of them other steps have gone by."""
     _tables: dict[tuple[str, ...], Table] = field(default_factory=dict, repr=False)
     _medians: dict[tuple[str, ...], list[float]] = field(default_factory=dict, repr=False)
 
@@ -93,15 +115,40 @@ class Evidence:
             scripts = [seconds + collected for seconds, collected in zip(of_rank, collecting, strict=True)]
             limit = median(scripts) + max(_SHORTEST, (_INTERRUPTED - 1) * median(self.steps))
             found += [n for n, seconds in enumerate(scripts) if seconds > limit]
-        events = sorted(set(found))
-        return events if len(events) <= _RARE * self.count else []
+        events = found if len(set(found)) <= _RARE * self.count else []
+        return sorted({*events, *(n for of_rank in self._more_computing for n, more in enumerate(of_rank) if more)})
+
+    @cached_property
+    def _more_computing(self) -> Table:
+        """Seconds that each rank computes longer than the others in every n-th step, as its script makes it; else 0.
+
+        What the machine does comes at random, and what a larger batch does is no event.
+        """
+        if self.blocks:
+            return [[s for block in self.blocks for s in block._more_computing[r]] for r in range(len(self.ranks))]
+        table, found = self.stage(*COMPUTING), []
+        for r, one in enumerate(self.ranks):
+            collecting, sizes = one.collecting or (0.0,) * self.count, one.elements or (0,) * self.count
+            longer = [table[r][n] - collecting[n] - self.others(COMPUTING, r, n) for n in range(self.count)]
+            usual, largest = median(longer), _LARGER * median(sizes)
+            limit = usual + max(_SHORTEST, (_INTERRUPTED - 1) * median(self.steps))
+            long = [n for n, seconds in enumerate(longer) if seconds > limit and sizes[n] <= largest]
+            long.sort(key=longer.__getitem__, reverse=True)  # most of what the machine does is shorter than the events
+            events = max((every_nth(sorted(long[:end]), self.count) for end in range(len(long) + 1)), key=len)
+            found.append([seconds - usual if n in events else 0.0 for n, seconds in enumerate(longer)])
+        return found
+
+    def is_computing(self, steps: Sequence[int]) -> bool:
+        """Whether most of what these events take is computing: between two steps a rank does something else."""
+        computing = sum(max(of_rank[n] for of_rank in self._more_computing) for n in steps)
+        return computing > sum(max(self.more_of_the_scripts(n)) for n in steps) / 2
 
     def more_of_the_scripts(self, step: int) -> list[float]:
-        """Seconds of each rank in that step that it did more between two steps than usual, or collected garbage."""
+        """Seconds of each rank in that step that its script did more than usual: between two steps, or computing."""
         other = self.stage("other")
         usual = self._usual_other
         return [
-            other[r][step] - usual[r] + (one.collecting or (0.0,) * self.count)[step]
+            other[r][step] - usual[r] + (one.collecting or (0.0,) * self.count)[step] + self._more_computing[r][step]
             for r, one in enumerate(self.ranks)
         ]
 
@@ -287,4 +334,4 @@ def joined(blocks: Sequence[Evidence]) -> Evidence:
                 waits=_sums(one.waits for one in same),
             )
         )
-    return Evidence(ranks)
+    return Evidence(ranks, tuple(blocks))

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import statistics
 
-from autoddp.diagnose.evidence import Evidence, Table
+from autoddp.diagnose.evidence import COMPUTING, Evidence, Table
 from autoddp.diagnose.findings import WORTHWHILE
 from autoddp.units import milliseconds, percent
 
-COMPUTING = ("copy", "forward", "backward", "optimizer")
 UNEVEN = 0.05
 """Spread of the batches' sizes, as a share of their mean, from which they count as uneven."""
 TINY_MIB = 1.0

@@ -729,6 +729,23 @@ def test_the_rank_that_is_late_is_told_with_its_place() -> None:
     assert list(CAUSES["waiting_for_rank"].suspect(Job(loop(60), steps, [], script_of(loop(60), steps), 2))) == []
 
 
+@pytest.mark.parametrize(("method", "late"), [("broadcast", 0), ("scatter", 0), ("gather", 1), ("reduce", 1)])
+def test_the_rank_for_which_a_root_waits_or_that_is_the_root_itself(method: str, late: int) -> None:
+    """Rank 0 alone reads the data and sends them, or collects what rank 1 is late with; no other call waits for it."""
+    of_ranks: list[list[Call]] = [[], []]
+    for number in range(60):
+        begins = [1.0 + number * 0.01 + (6e-3 if rank == late else 1e-3) for rank in range(2)]
+        for rank, began in enumerate(begins):
+            ends = max(begins) + 1e-3 if rank != late else began + 1e-3
+            of_ranks[rank].append(replace(call(place(10, method, method), number, began, ends - began), root=0))
+    recording = Recording(tuple(process(rank, calls) for rank, calls in enumerate(of_ranks)))
+    rows = table(recording)
+    assert (rows[0].last, rows[0].waiting) == (late, pytest.approx(0.25, rel=0.05))  # 5 of 10 ms, of one of two ranks
+    steps = steps_of(recording)
+    (found,) = CAUSES["waiting_for_rank"].suspect(Job(recording, steps, rows, script_of(recording, steps), 2))
+    assert (found.ranks, round(found.guess, 4)) == ((late,), 5e-3)
+
+
 @pytest.mark.parametrize(("waits", "is_found"), [(60e-3, False), (1e-3, True)])
 def test_a_rank_that_waits_for_the_others_itself_is_not_called_late(waits: float, is_found: bool) -> None:
     """The first stage of a pipeline gets its gradients last, in a receive that is not done again. It does no more."""

@@ -87,8 +87,20 @@ PLANTED: dict[str, tuple[dict[str, Any], str, tuple[int, ...], float]] = {
         (1,),
         6.0,
     ),
+    "a rank that checks while it computes": (
+        {"event": lambda r, n: {"forward": 60.0} if r == 1 and n % 10 == 3 else {}, "transfer": 3.0},
+        "periodic_stall",
+        (1,),
+        6.0,
+    ),
     "logging": ({"other": [6.5, 0.5]}, "rank0_work", (0,), 6.0),
     "saving": ({"event": lambda r, n: {"other": 60.0} if r == 0 and n % 10 == 3 else {}}, "rank0_work", (0,), 6.0),
+    "logging while it computes": (
+        {"event": lambda r, n: {"backward": 60.0} if r == 0 and n % 10 == 3 else {}, "transfer": 3.0},
+        "rank0_work",
+        (0,),
+        6.0,
+    ),
     "epochs": (
         {"event": lambda r, n: {"data": 80.0} if n % 16 == 0 else {}, "epochs": lambda n: n % 16 == 0},
         "epoch_start",
@@ -470,6 +482,20 @@ def test_what_a_first_look_leaves_open_is_decided_in_the_time_that_is_left() -> 
     assert "proved: " in link.text
     assert link.seconds * 1e3 == pytest.approx(21.2, rel=0.1)
     assert "slow_link" in [one.cause for one in found.waterfall]
+
+
+@pytest.mark.parametrize("stalls", [True, False])
+def test_every_nth_step_is_told_from_what_the_machine_does_while_a_rank_computes(stalls: bool) -> None:
+    def event(rank: int, step: int) -> dict[str, float]:
+        chance = random.Random(2 * step + rank)
+        by_the_machine = chance.uniform(10, 40) if chance.random() < 0.15 else 0.0
+        return {"forward": 60.0 if stalls and rank == 1 and step % 10 == 3 else by_the_machine}
+
+    found = {one.cause: one for one in examined(SlowJob(event=event)).findings}
+    assert ("periodic_stall" in found) == stalls
+    if stalls:
+        assert (found["periodic_stall"].ranks, found["periodic_stall"].status) == ((1,), "proved")
+        assert "rank 1" in found["periodic_stall"].fix
 
 
 @pytest.mark.parametrize("first", range(10))

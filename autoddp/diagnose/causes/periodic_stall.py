@@ -8,6 +8,7 @@ from autoddp.diagnose.cause import Cause, Surroundings, Suspicion
 from autoddp.diagnose.events import SAVING, suspected_events
 from autoddp.diagnose.evidence import A_PART, Evidence
 from autoddp.diagnose.findings import Finding
+from autoddp.units import ranks_text
 
 _SAVE_LESS = "save and evaluate less often, or save in a thread of its own (torch.distributed.checkpoint.async_save)"
 _COLLECT_LESS = (
@@ -23,7 +24,7 @@ class PeriodicStall(Cause):
         def is_event(of: Evidence, n: int) -> bool:
             if n not in of.events or n in of.events_of_rank_0:  # which have a name of their own
                 return False
-            # What hits the other stages alone is the machine's doing, not the script's.
+            # What hits the other stages alone, and not in every n-th step, is the machine's doing, not the script's.
             return max(of.more_of_the_scripts(n)) > (of.steps[n] - of.seconds - of.late_batch(n)) / 2
 
         what = "the script does something else, such as saving or evaluating, in some steps"
@@ -38,10 +39,17 @@ class PeriodicStall(Cause):
         each = [evidence.more_of_the_scripts(n) for n in events]
         longest = [sum(of_rank) for of_rank in zip(*each, strict=True)]
         ranks = tuple(r for r, seconds in enumerate(longest) if seconds >= A_PART * max(longest))
+        if evidence.is_computing(events):
+            who = ranks_text(ranks)
+            what = f"computing takes {who} longer than the others in every n-th step"
+            fix = (
+                f"do less often what {who} does more between the begin of the forward pass and the end of the "
+                "optimizer's step, or let all ranks share it"
+            )
         yield from suspected_events(self.name, ranks, evidence, is_event, what, fix, Evidence.late_batch)
 
     def not_measured(self, finding: Finding) -> str:
-        return "" if finding.fix == _COLLECT_LESS else SAVING
+        return SAVING if finding.fix == _SAVE_LESS else ""
 
 
 CAUSE = PeriodicStall()

@@ -31,13 +31,15 @@ class Rank0Work(Cause):
         def is_event(of: Evidence, n: int) -> bool:
             return n in of.events_of_rank_0
 
+        steps = [n for n in range(evidence.count) if is_event(evidence, n)]
+        where = "while it computes" if evidence.is_computing(steps) else "between two steps"
         rare = list(
             suspected_events(
                 self.name,
                 (0,),
                 evidence,
                 is_event,
-                "rank 0 does other work between two steps",
+                f"rank 0 does other work {where}",
                 _FIX,
                 Evidence.late_batch,
             )

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from autoddp.diagnose.cause import Cause, Surroundings, Suspicion
-from autoddp.diagnose.evidence import Evidence
+from autoddp.diagnose.evidence import COMPUTING, Evidence
 from autoddp.diagnose.experiments import Probe
 from autoddp.diagnose.findings import Finding
-from autoddp.diagnose.signs import COMPUTING, more_between, or_loading
+from autoddp.diagnose.signs import more_between, or_loading
 from autoddp.knobs.env import keeps_memory
 from autoddp.timing import median
 from autoddp.units import milliseconds

@@ -1,9 +1,10 @@
 """What each place of a script costs that calls collectives: how often, how many bytes, how long, and who comes last.
 
 Ranks leave an all-reduce nearly together. So the shortest duration of one call over the ranks is its transfer, and what
-a rank has beyond it is waiting for ranks that are late. No clocks are needed for that. It does not hold for calls after
-which a rank goes on without the others (a broadcast, a send) and for calls that the script does not wait for at once:
-of those the table says only how long the script has stood in them.
+a rank has beyond it is waiting for ranks that are late. No clocks are needed for that. In a broadcast or a scatter the
+ranks wait until the root begins, and in a gather or a reduce the root waits until the last of them does: the ranks of a
+host have one clock. Of sends, and of calls that the script does not wait for at once, the table says only how long the
+script has stood in them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +23,7 @@ _ALL_LEAVE_TOGETHER = (
     *("allreduce", "all_reduce", "allgather", "all_gather", "_allgather", "reduce_scatter", "_reduce_scatter"),
     *("alltoall", "all_to_all", "barrier", "monitored_barrier"),
 )
+_FROM_ROOT, _TO_ROOT = ("broadcast", "scatter"), ("gather", "reduce")
 _MUCH = 0.1  # of the time of a rank
 _CLEARLY = 0.5  # of the calls, from which a rank is the last one
 _FEWEST = 8  # calls, from which it is told who is last
@@ -192,21 +194,43 @@ class _Waiting:
 def _waiting_of_calls(recording: Recording) -> dict[Place, dict[int, _Waiting]]:
     found: dict[Place, dict[int, _Waiting]] = {}
     for calls in recording.whole.values():
-        if not may_be_compared(list(calls.values())):
+        waits = waits_for(calls)
+        if waits is None:
             continue
-        least = min(call.seconds for call in calls.values())
         late = max(calls, key=lambda rank: calls[rank].began)
         for rank, call in calls.items():
             one = found.setdefault(call.place, {}).setdefault(rank, _Waiting())
-            one.seconds += call.seconds - least
+            one.seconds += waits[1][rank]
             one.of += call.seconds
             one.last += rank == late
     return found
 
 
-def may_be_compared(calls: Sequence[Call]) -> bool:
-    """Whether the least duration of these calls, which are one call of several ranks, is its transfer."""
-    return len(calls) > 1 and all(call.is_blocking and leave_together(call.place.method) for call in calls)
+def waits_for(calls: Mapping[int, Call]) -> tuple[int, dict[int, float]] | None:
+    """The rank for which the others wait in one call, and the seconds of each; None where that is not known."""
+    methods, roots = {call.place.method for call in calls.values()}, {_root(call) for call in calls.values()}
+    if len(calls) < 2 or not all(call.is_blocking for call in calls.values()):
+        return None
+    if all(map(leave_together, methods)):
+        least = min(call.seconds for call in calls.values())
+        last = max(calls, key=lambda rank: calls[rank].began)
+        return last, {rank: call.seconds - least for rank, call in calls.items()}
+    if len(roots) > 1 or (root := roots.pop()) not in calls:
+        return None
+    others = calls.keys() - {root}
+    if methods <= {*_FROM_ROOT}:
+        late, waiting = root, others
+    elif methods <= {*_TO_ROOT}:
+        late, waiting = max(others, key=lambda rank: calls[rank].began), {root}
+    else:
+        return None
+    waits = {rank: min(call.seconds, max(0.0, calls[late].began - call.began)) for rank, call in calls.items()}
+    return late, {rank: seconds if rank in waiting else 0.0 for rank, seconds in waits.items()}
+
+
+def _root(call: Call) -> int:
+    """The rank that sends to the others, or collects; -1 where all do the same."""
+    return call.place.group.ranks[call.root] if call.root >= 0 and call.place.group is not None else -1
 
 
 def different_calls(recording: Recording) -> str:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from autoddp.diagnose.collectives.cause import Cause, Job, Suspicion
 from autoddp.diagnose.collectives.program import Played, Script, with_
 from autoddp.diagnose.collectives.recording import Call, Process
-from autoddp.diagnose.collectives.table import may_be_compared
+from autoddp.diagnose.collectives.table import waits_for
 from autoddp.units import milliseconds
 from autoddp.wire.replayed_calls import OBJECTS, REST
 
@@ -73,17 +73,15 @@ class WaitingForRank(Cause):
 
 
 def _waiting(of_calls: Iterable[dict[int, Call]]) -> tuple[Counter[int], Counter[int]]:
-    """Rank → seconds for which others wait for it, where it comes last; and rank → seconds for which it waits."""
+    """Rank → seconds for which others wait for it; and rank → seconds for which it waits."""
     for_whom: Counter[int] = Counter()
     waited: Counter[int] = Counter()
     for calls in of_calls:
-        if not may_be_compared(list(calls.values())):
+        if (waits := waits_for(calls)) is None:
             continue
-        late = max(calls, key=lambda rank: calls[rank].began)
-        least = min(call.seconds for call in calls.values())
-        for rank, call in calls.items():
-            waited[rank] += call.seconds - least  # type: ignore[assignment]
-        for_whom[late] += max(call.seconds for call in calls.values()) - least  # type: ignore[assignment]
+        late, of_ranks = waits
+        waited.update(of_ranks)
+        for_whom[late] += max(of_ranks.values())  # type: ignore[assignment]
     return for_whom, waited
 
 
