@@ -56,7 +56,7 @@ class Evidence:
 
     ranks: Sequence[RankSteps]
     blocks: tuple[Evidence, ...] = ()
-    """Those of which this one was joined; empty for a block by itself. Between two of them other steps have gone by."""
+    """Blocks of which this one was joined, between which other steps have gone by; empty for a block by itself."""
     _tables: dict[tuple[str, ...], Table] = field(default_factory=dict, repr=False)
     _medians: dict[tuple[str, ...], list[float]] = field(default_factory=dict, repr=False)
 
