@@ -74,6 +74,13 @@ def test_each_place_has_its_calls(ranks: list[dict[str, Any]]) -> None:
     assert (paused, "all_reduce") not in rows
 
 
+def test_a_send_waits_for_its_end(ranks: list[dict[str, Any]]) -> None:
+    """`send` and `recv` wait in torch for what its `isend` and `irecv` have asked for."""
+    for what, rank in zip(("send", "recv"), ranks, strict=True):
+        (row,) = [row for row in rank["rows"] if (row["line"], row["collective"]) == (_line_of(f"dist.{what}"), what)]
+        assert row["blocking"]
+
+
 def test_a_function_for_objects_is_seen_as_a_whole(ranks: list[dict[str, Any]]) -> None:
     """It pickles before its calls, and afterwards."""
     for rank in ranks:

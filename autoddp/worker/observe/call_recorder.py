@@ -254,9 +254,11 @@ class CallRecorder:
             return
         at, place, direct = found
         try:
-            # torch's function that has asked for the call waits for it: so the script could not go on.
+            # torch's function that has asked for the call waits for it, as `send` for that of `isend`: the script could
+            # not go on. Only the manager of coalesced calls has a `wait` in that file, which the script calls itself.
             code = sys._getframe(2).f_code
             is_blocking = code is direct and code.co_filename.startswith(_TORCH)
+            is_blocking = is_blocking or (code.co_filename == _C10D and code.co_name != "wait")
             _WAIT.pack_into(shared, at + _WAIT_AT, began, ended, is_blocking)
             if not is_blocking:  # else it has computed next to nothing since the call has returned
                 _COUNT.pack_into(shared, at + _CPU_WAITED_AT, self._cpu())
