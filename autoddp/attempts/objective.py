@@ -22,6 +22,7 @@ from autoddp.attempts.deadline import Deadline
 from autoddp.attempts.limits import Written
 from autoddp.attempts.live_job import WorkerServer
 from autoddp.attempts.one_start import OneStart, Seen, cost_of_all
+from autoddp.attempts.preparation import await_ports
 from autoddp.attempts.progress import PrintedNumbers, StepsMade
 from autoddp.attempts.resuming import CutOff, starts_cut_off, study_begins, study_is_over
 from autoddp.attempts.start_journal import MeasuredStart, Shown, StartJournal
@@ -34,6 +35,7 @@ from autoddp.diagnose.collectives.recording import Recording
 from autoddp.errors import AutoddpError, UsageError, first_line
 from autoddp.hosts.presence import HostsGone
 from autoddp.isolation import Level
+from autoddp.isolation.ports import noted_ports
 from autoddp.isolation.trackers import why_not
 from autoddp.knobs import AS_WRITTEN, BY_NAME, Configuration
 from autoddp.knobs.base import Setting
@@ -274,6 +276,7 @@ class ObjectiveTuning(Tuning):
         """Make this host's part of a start; what was seen of it, and why it has failed, "" if it has not."""
         if why := self._isolation.why_not_started(self._torchrun):
             raise TuningOver(why)
+        await_ports(noted_ports(str(self._folder.sockets)), self._until.left)
         number, self._number = self._number, self._number + 1
         place = self._place = self._folder.attempt(number)
         written = self._where_writes_go(number, place)

@@ -68,13 +68,16 @@ def prepared(options: Options) -> Iterator[Preparation]:
                 folder.clean()
 
 
-def await_ports(noted: set[int]) -> None:
-    """Wait until the job can take these ports, which the script has taken while it was tuned."""
+def await_ports(noted: set[int], at_most: float | None = None) -> None:
+    """Wait until the next start of the script, or the job, can take these ports, which an earlier start has taken.
+
+    `at_most`: seconds that tuning may still take; None where there is no limit.
+    """
     if kept := ports_kept(noted):
         ports = ", ".join(map(str, kept))
         what = f"port {ports}, which the system keeps for a minute after the script has used it in tuning"
         with awaiting(what, soon=_FIRST_WORD):
-            for _ in polls(_PORT_IS_KEPT, _LOOKS):
+            for _ in polls(_PORT_IS_KEPT if at_most is None else min(at_most, _PORT_IS_KEPT), _LOOKS):
                 if not ports_kept(noted):
                     return
 

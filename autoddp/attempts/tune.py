@@ -23,7 +23,7 @@ from autoddp.attempts.journal import Journal
 from autoddp.attempts.keeper import Attempt
 from autoddp.attempts.limits import Limits, Written
 from autoddp.attempts.live_job import LiveJob
-from autoddp.attempts.preparation import Preparation
+from autoddp.attempts.preparation import Preparation, await_ports
 from autoddp.attempts.rank_states import NOT_BEGUN, Waiting
 from autoddp.attempts.resuming import cut_off, going_on, job_now, study_begins, study_is_over
 from autoddp.codec import decode, encode
@@ -36,6 +36,7 @@ from autoddp.files import write_private
 from autoddp.hosts.presence import HostsGone
 from autoddp.hosts.together import Hosts, Next
 from autoddp.isolation import Level
+from autoddp.isolation.ports import noted_ports
 from autoddp.isolation.trackers import TRACKERS_OFF, why_not
 from autoddp.knobs import AS_WRITTEN
 from autoddp.knobs.computing import THREADS
@@ -386,6 +387,7 @@ class Tuning:
         if why := self._isolation.why_not_started(self._torchrun):
             self._cannot_start(job, why)
             return ""
+        await_ports(noted_ports(str(self._folder.sockets)), job.machine.at_most)
         place = self._place = self._folder.attempt(number)
         written = self._where_writes_go(number, place)
         if not job.attempt_begins(number, place / "heartbeats", wanted):

@@ -24,7 +24,7 @@ from launchers import AUTODDP, ROOT, SCRIPTS, Launch, forked, free_port, start, 
 from test_tuned_scripts import run, summary
 from traces.room import ORDINARY, Room, _readable_interpreter, may_bind
 
-from autoddp.attempts import preparation
+from autoddp.attempts import objective, preparation, tune
 from autoddp.attempts.isolating import Isolation, _overlay, _starts_python, choose_isolation
 from autoddp.attempts.limits import Written
 from autoddp.attempts.tune import Tuning
@@ -523,3 +523,26 @@ def test_the_job_waits_for_a_port_that_only_the_system_keeps(tmp_path: Path, mon
     monkeypatch.setattr(preparation, "_LOOKS", 0.0)
     preparation.await_ports(noted)
     assert answers == []
+
+
+class Waited(Exception):
+    """Stands for a start of the script."""
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_the_next_start_waits_for_such_a_port_too(live: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No longer than tuning may take: each start of a script is a trial, which would count as failed."""
+    (tmp_path / "port-28771").touch()
+
+    def waits(noted: set[int], at_most: float | None) -> None:
+        raise Waited(noted, at_most)
+
+    monkeypatch.setattr(tune if live else objective, "await_ports", waits)
+    tuning: Any = object.__new__(tune.Tuning if live else objective.ObjectiveTuning)
+    tuning._isolation = SimpleNamespace(why_not_started=lambda torchrun: "")
+    tuning._torchrun, tuning._folder = None, SimpleNamespace(sockets=tmp_path)
+    tuning._until = SimpleNamespace(left=7.0)
+    job: Any = SimpleNamespace(machine=SimpleNamespace(at_most=7.0))
+    with pytest.raises(Waited) as waited:
+        tuning._attempt(1, job, {}) if live else tuning._made(objective._Order(True))
+    assert waited.value.args == ({28771}, 7.0)
