@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -178,6 +178,14 @@ def forked(argv: Sequence[str], **options: Any) -> subprocess.Popen[Any] | forks
     return subprocess.Popen(argv, **options)
 
 
+def run_python(words: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    """`python WORDS` to its end: as `forked`."""
+    if FROM_NOTHING not in os.environ:
+        return forks.run(words, **options)
+    forks.STARTS["new"] += 1
+    return subprocess.run([sys.executable, *words], capture_output=True, text=True, **options)
+
+
 _PORTS_OF_A_WORKER = 1400
 _next_port = random.SystemRandom().randrange(_PORTS_OF_A_WORKER)
 
@@ -219,6 +227,16 @@ def on_numa_nodes(folder: Path, *nodes: str) -> list[str]:
     """A command in front of another one: there the kernel lists NUMA nodes with these CPUs, such as `0-3,8`."""
     listed = list_numa_nodes(folder, *nodes)
     return ["unshare", "-m", "bash", "-c", f'mount --bind {listed} /sys/devices/system/node && exec "$@"', "--"]
+
+
+@contextlib.contextmanager
+def holds_numa_nodes(folder: Path, *nodes: str) -> Iterator[int]:
+    """A process that sees such nodes: a fork with it as its `host` sees them too, see `forks.popen`."""
+    words = [*on_numa_nodes(folder, *nodes), "sh", "-c", "echo; exec cat"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        yield holder.pid
 
 
 def list_numa_nodes(folder: Path, *nodes: str) -> Path:

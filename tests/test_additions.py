@@ -6,11 +6,10 @@ import ast
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from launchers import AUTODDP, PATIENCE, ROOT, SCRIPTS, environment, start
+from launchers import AUTODDP, PATIENCE, ROOT, SCRIPTS, environment, run_python, start
 
 from autoddp.knobs.hook import HOOKS
 
@@ -107,21 +106,14 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(package: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Python in a folder, with that copy."""
-    finished = subprocess.run(
-        [sys.executable, *words],
-        cwd=folder,
-        env={**environment(), "PYTHONPATH": str(package.parent)},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
+    finished = run_python(words, cwd=folder, env={**environment(), "PYTHONPATH": str(package.parent)})
     assert finished.returncode == 0, finished.stderr
     return finished
 
 
 @pytest.fixture(scope="module")
 def printed(package: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What each of `PROGRAMS` prints: one Python, which imports torch once."""
+    """What each of `PROGRAMS` prints, in one Python."""
     words = ["-c", RUNS_EACH, json.dumps(PROGRAMS)]
     found: dict[str, str] = json.loads(run(package, tmp_path_factory.mktemp("programs"), *words).stdout)
     return found

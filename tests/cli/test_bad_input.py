@@ -1,7 +1,7 @@
 """Bad input, typed for real: one line on stderr, exit code 2, nothing started, nothing written.
 
-Every case is a process of its own, a fork of one that has imported torch and autoddp; `test_all_entries_speak_alike`
-starts from nothing.
+Every case is a process of its own, a fork of one that has imported torch and autoddp. Under --whole
+`test_all_entries_speak_alike` starts from nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import forks
 import pytest
-from launchers import ROOT, environment, whole
+from launchers import ROOT, environment, run_python, whole
 from torch import __version__ as torch_build
 
 from autoddp.knobs import Configuration
@@ -251,8 +251,7 @@ def test_all_entries_speak_alike(folder: Path, words: str) -> None:
     )
     answers = set()
     for command in (("-m", "autoddp"), (f"{ROOT}/launch.py",), installed):
-        line = [sys.executable, *command, *words.split()]
-        done = subprocess.run(line, cwd=folder, env=environment(), capture_output=True, text=True)
+        done = run_python([*command, *words.split()], cwd=folder, env=environment())
         answers.add((done.returncode, done.stdout, done.stderr))
     assert answers == {typed(folder, words)}
     assert answers.pop()[0] == 2

@@ -4,7 +4,7 @@
 
 The trial is the worker of the tuning job (`start_tuning`) with a launcher's end of the link that asks for one block
 after another. The job is the worker under a recipe (`start_applying`). Each runs in a process of its own, forked after
-torch was imported; where a configuration has variables, in one that is started with them.
+torch was imported; where a configuration has variables, with these. OMP_NUM_THREADS must be set.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Training:
 
     def __init__(self, script: str) -> None:
         if script == "sets threads":
-            torch.set_num_threads(2)
+            torch.set_num_threads(len(sched_getaffinity(0)) + 1)  # OpenMP's threads spin where each has a core
         torch.manual_seed(0)
         self.script = script
         self.backend = StaticBackend()
@@ -298,7 +298,7 @@ def job(script: str, name: str) -> None:
 
 
 def as_written(script: str) -> None:
-    write("as", f"written {script}", saved(trained(script)))
+    write("as", f"written {script}", {} if script in NOT_SAVED else saved(trained(script)))
 
 
 def trained(script: str) -> Training:
@@ -330,12 +330,17 @@ def free_port() -> int:
 
 
 def forked(variables: dict[str, str], *words: str) -> None:
-    """`run(*words)` in a process of its own; if there are variables, in one that is started with them."""
+    """`run(*words)` in a process of its own; if there are variables, in one that has them from its start on.
+
+    Under --whole it is started with them. Else torch is told the number of threads, and nothing here reads the others.
+    """
     pid = os.fork()
     if pid == 0:
         try:
-            if variables:
+            if variables and "TESTS_START_FROM_NOTHING" in os.environ:
                 os.execve(sys.executable, [sys.executable, *sys.argv, *words], {**os.environ, **variables})
+            os.environ.update(variables)
+            torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
             run(*words)
         except BaseException:
             sys.excepthook(*sys.exc_info())

@@ -8,9 +8,10 @@ import subprocess
 import sys
 import threading
 
+import forks
 import pytest
 import torch
-from launchers import environment, list_numa_nodes, may_mount
+from launchers import environment, holds_numa_nodes, list_numa_nodes, may_mount
 
 from autoddp.topology import cpus
 from autoddp.topology.facts import NumaNode
@@ -44,7 +45,7 @@ print(json.dumps({"why": binding.why_not, "seen": [[list(x) for x in {tuple(y) f
 ON_EACH_MACHINE = f"""
 import json, os, subprocess, sys
 import torch
-for place, (nodes, variables) in json.load(sys.stdin).items():
+for place, (nodes, variables) in json.loads(sys.argv[1]).items():
     subprocess.run(["mount", "--bind", nodes, "/sys/devices/system/node"], check=True)
     if os.fork() == 0:
         os.environ.update(variables)
@@ -82,8 +83,8 @@ def seen(tmp_path_factory):
     for name, (nodes, variables, _) in MACHINES.items():
         listed = list_numa_nodes(folder / f"nodes of {name}", *nodes)
         machines[str(folder / name)] = (str(listed), {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", **variables})
-    command = ["unshare", "-m", sys.executable, "-c", ON_EACH_MACHINE]
-    done = subprocess.run(command, env=environment(), input=json.dumps(machines), capture_output=True, text=True)
+    with holds_numa_nodes(folder / "nodes", *BOTH_NODES) as host:
+        done = forks.run(["-c", ON_EACH_MACHINE, json.dumps(machines)], env=environment(), host=host)
     assert done.returncode == 0, done.stderr
     return folder, done.stderr
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import doctest
 import os
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import astuple
@@ -15,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
-from launchers import environment, free_port
+from launchers import environment, free_port, run_python
 from on_ranks import on_ranks
 from torch.distributed import HashStore, TCPStore
 
@@ -96,7 +94,7 @@ def test_ranks_that_read_one_clock_need_no_exchange(ranks: list[dict[str, ClockO
 
 def test_a_clock_has_one_name_in_all_processes() -> None:
     program = "from autoddp.worker.process.clock_offset import clock_name; print(clock_name())"
-    other = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, text=True)
+    other = run_python(["-c", program], env=environment())
     assert other.stdout.strip() == clock_name() != ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -9,10 +10,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import forks
 import pytest
 import torch
 from effect_checks import NOT_HERE, OF_SCRIPT
-from launchers import environment, may_mount, on_numa_nodes
+from launchers import environment, holds_numa_nodes, may_mount, whole
 
 from autoddp.knobs import KNOBS, Configuration
 from autoddp.knobs.env import START_KNOBS
@@ -26,13 +28,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of what `effect_checks.py` has found. The machine seems to have two NUMA nodes, where that can be arranged."""
     folder = tmp_path_factory.mktemp("effects")
     cpus = sorted(os.sched_getaffinity(0))
-    in_front = on_numa_nodes(folder / "numa", str(cpus[0]), str(cpus[1])) if may_mount() else []
     variables = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-    subprocess.run(
-        [*in_front, sys.executable, str(Path(__file__).with_name("effect_checks.py")), str(folder)],
-        env={**environment(), **variables, "OMP_NUM_THREADS": "1"},
-        check=True,
-    )
+    with contextlib.ExitStack() as stack:
+        host = stack.enter_context(holds_numa_nodes(folder / "numa", *map(str, cpus[:2]))) if may_mount() else None
+        words = [str(Path(__file__).with_name("effect_checks.py")), str(folder)]
+        done = forks.run(words, env=environment(**variables, OMP_NUM_THREADS="1"), host=host)
+    assert done.returncode == 0, done.stderr
     return folder
 
 
@@ -90,19 +91,17 @@ def test_what_a_script_saves_is_as_without_autoddp(folder: Path, script: str, na
         assert found["saved"] == written
 
 
-def test_no_more_threads_are_tried_than_a_start_can_give() -> None:
+@pytest.mark.parametrize("asked", [1024, whole(1)])  # each is a process that imports torch
+def test_no_more_threads_are_tried_than_a_start_can_give(asked: int) -> None:
     """MKL takes no more than there are cores, whatever the variable says; a running process can be given more."""
     counted = (
         "import torch; from autoddp.worker.effects.threads import most_at_start; "
         "print(most_at_start(), torch.get_num_threads())"
     )
-    for asked in (1024, 1):
-        variables = {**environment(), "OMP_NUM_THREADS": str(asked)}
-        done = subprocess.run(
-            [sys.executable, "-c", counted], env=variables, capture_output=True, text=True, check=True
-        )
-        most, given = map(int, done.stdout.split())
-        assert given == min(asked, most) or (given > most and not torch.backends.mkl.is_available())
+    variables = {**environment(), "OMP_NUM_THREADS": str(asked)}
+    done = subprocess.run([sys.executable, "-c", counted], env=variables, capture_output=True, text=True, check=True)
+    most, given = map(int, done.stdout.split())
+    assert given == min(asked, most) or (given > most and not torch.backends.mkl.is_available())
 
 
 TRAINS_IN_A_THREAD = """
@@ -141,6 +140,7 @@ import json, os, sys, threading
 import torch
 from autoddp.worker.effects.threads import Threads
 from autoddp.worker.process.bootstrap import notice_writes
+torch.set_num_threads(1)  # as OpenMP would have found it out
 for before, after, _ in json.loads(sys.argv[1]).values():
     if os.fork() == 0:
         given, is_written = os.environ.get("OMP_NUM_THREADS"), notice_writes("OMP_NUM_THREADS")
@@ -157,10 +157,9 @@ for before, after, _ in json.loads(sys.argv[1]).values():
 
 @pytest.fixture(scope="module")
 def pinned() -> dict[str, str]:
-    """What is said of each script, in one process that imports torch for all of them."""
-    variables = {**environment(), "OMP_NUM_THREADS": "1"}
-    words = [sys.executable, "-c", IN_FORKS, json.dumps(SCRIPTS_THREADS)]
-    done = subprocess.run(words, env=variables, capture_output=True, text=True, check=True)
+    """What is said of each script, by a fork for each."""
+    done = forks.run(["-c", IN_FORKS, json.dumps(SCRIPTS_THREADS)], env=environment(OMP_NUM_THREADS="1"))
+    assert done.returncode == 0, done.stderr
     return dict(zip(SCRIPTS_THREADS, done.stdout.split("\n--\n"), strict=False))
 
 
