@@ -59,12 +59,16 @@ def popen(
     stdout: Any = None,
     stderr: Any = None,
     host: int | None = None,
+    imported: tuple[str, ...] = (),
 ) -> Fork:
-    """Run `python WORDS`; `words` begin with -m, -c or a script. `host` is the holder of a lab's host to run it on."""
+    """Run `python WORDS`; `words` begin with -m, -c or a script. `host` is the holder of a lab's host to run it on.
+
+    `imported`: modules that the server has imported in place of torch; such a program starts others as Python does.
+    """
     early = tuple(sorted((name, value) for name, value in env.items() if name.startswith(_EARLY)))
     request = {"words": list(words), "cwd": os.path.abspath(cwd), "env": dict(env), "host": host}
     streams = [number if file is None else file.fileno() for number, file in enumerate((stdin, stdout, stderr))]
-    return Fork(_server(early), request, streams)
+    return Fork(_server(early, imported), request, streams)
 
 
 def run(words: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
@@ -119,11 +123,11 @@ class Fork:
 
 
 @functools.cache
-def _server(early: Sequence[tuple[str, str]]) -> socket.socket:
+def _server(early: Sequence[tuple[str, str]], imported: Sequence[str]) -> socket.socket:
     """The way to this process's server, which ends with this process."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     subprocess.Popen(
-        [sys.executable, __file__, str(theirs.fileno()), "x" * _ROOM],
+        [sys.executable, __file__, str(theirs.fileno()), "x" * _ROOM, *imported],
         env={**{n: v for n, v in os.environ.items() if not n.startswith(_EARLY)}, **dict(early), "ROOM": "x" * _ROOM},
         pass_fds=[theirs.fileno()],
         stdin=subprocess.DEVNULL,
@@ -134,18 +138,11 @@ def _server(early: Sequence[tuple[str, str]]) -> socket.socket:
     return ours
 
 
-def _serve(link: socket.socket) -> dict[str, Any]:
+def _serve(link: socket.socket, imported: Sequence[str]) -> dict[str, Any]:
     """Fork for each request; return in the fork, with the request. All ends where nobody can ask any more."""
-    gc.disable()
-    preloaded = Preloaded("torch", "torch._dynamo", "torch.distributed.run")  # the first optimizer imports _dynamo
-    del sys.modules["torch.distributed.run"]  # else it could not be run as a program without a warning
-    with contextlib.suppress(Exception):  # where a package is broken, the launcher finds that out
-        for name in _LAUNCHERS:
-            importlib.import_module(name)
-    inspect.stack()  # torch asks for it in each launcher; Python looks up the file of each module for its first answer
-    inspect.modulesbyfile["<frozen runpy>"] = "runpy"  # without a file it would be looked for each time
-    gc.freeze()  # what was imported is no garbage: no fork has to look there, which would copy each of its pages
-    gc.enable()
+    preloaded = None if imported else _with_torch()
+    for name in imported:
+        importlib.import_module(name)
     signal.signal(signal.SIGCHLD, _wait_for_all)  # their CPU time is then known, see `cpu_time`
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     while True:
@@ -164,19 +161,35 @@ def _serve(link: socket.socket) -> dict[str, Any]:
             os.close(stream)
 
 
+def _with_torch() -> Preloaded:
+    """Import torch, and what launchers use."""
+    gc.disable()
+    preloaded = Preloaded("torch", "torch._dynamo", "torch.distributed.run")  # the first optimizer imports _dynamo
+    del sys.modules["torch.distributed.run"]  # else it could not be run as a program without a warning
+    with contextlib.suppress(Exception):  # where a package is broken, the launcher finds that out
+        for name in _LAUNCHERS:
+            importlib.import_module(name)
+    inspect.stack()  # torch asks for it in each launcher; Python looks up the file of each module for its first answer
+    inspect.modulesbyfile["<frozen runpy>"] = "runpy"  # without a file it would be looked for each time
+    gc.freeze()  # what was imported is no garbage: no fork has to look there, which would copy each of its pages
+    gc.enable()
+    return preloaded
+
+
 def _wait_for_all(*_: object) -> None:
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
 
 
-def _stay_as_parent(told: int, preloaded: Preloaded) -> None:
+def _stay_as_parent(told: int, preloaded: Preloaded | None) -> None:
     """Fork once more, return in the child, and tell how it ends and what it has started."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     started = mmap.mmap(-1, 2)  # shared with all forks
     child = os.fork()
     if child == 0:
-        preloaded.start_by_forks(started)
+        if preloaded is not None:
+            preloaded.start_by_forks(started)
         os.close(told)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         return
@@ -253,4 +266,4 @@ class _Ending:
 
 
 if __name__ == "__main__":
-    _become(**_serve(socket.socket(fileno=int(sys.argv[1]))))
+    _become(**_serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[3:]))

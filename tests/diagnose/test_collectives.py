@@ -441,6 +441,31 @@ def test_a_number_that_tells_how_much_is_sent_next_is_not_only_logged(sizes: int
     assert bool(list(CAUSES["scalar_collectives"].suspect(job))) is is_found
 
 
+@pytest.mark.parametrize(
+    ("lines", "sizes", "gap", "is_found"),
+    [
+        ((10, 10, 10), (4000, 400, 40), 1e-5, False),  # right behind a larger one
+        ((10, 10, 10, 10), (40, 3000, 4000, 400), 2e-3, False),  # first in a backward pass, of many sizes
+        ((10, 10, 11), (4000, 400, 40), 1e-5, True),
+        ((10, 10), (4, 4000), 2e-3, True),  # a helper that is called for a loss, and then for gradients
+    ],
+)
+def test_a_bias_of_few_numbers_is_no_number_that_is_only_logged(
+    lines: tuple[int, ...], sizes: tuple[int, ...], gap: float, is_found: bool
+) -> None:
+    """A loop over gradients sends it: with a tenth of these calls the ranks would train other models."""
+    ranks = []
+    for one in loop(60, where=lines, gap=gap).processes:
+        step = place(30, "step of SGD", "step of SGD", None)
+        calls = [replace(made, bytes=sizes[n % len(sizes)]) for n, made in enumerate(one.calls)]
+        ends = [call(step, -1, made.ended, 0.0) for made in calls[len(sizes) - 1 :: len(sizes)]]
+        ranks.append(process(one.rank, sorted([*calls, *ends], key=lambda made: made.began)))
+    recording = Recording(tuple(ranks))
+    steps = steps_of(recording)
+    job = Job(recording, steps, [], script_of(recording, steps), 2)
+    assert bool(list(CAUSES["scalar_collectives"].suspect(job))) is is_found
+
+
 @pytest.mark.parametrize("steps", [30, 33, 37, 39])
 def test_calls_and_gaps_are_those_of_whole_steps(steps: int) -> None:
     """The last calls are left out, wherever in a step that ends: a price is of as many calls as a step has."""

@@ -337,6 +337,18 @@ def test_a_module_that_draws_on_the_host_is_not_captured(draw: Callable[[], floa
     assert (random.getstate(), str(numpy.random.get_state())) == states
 
 
+def test_no_state_of_a_generator_is_printed() -> None:
+    """For each pass that took longer than the pass, and what prints may be a function of the script's."""
+
+    def prints(_: object) -> str:
+        raise AssertionError
+
+    module = Odd()
+    signature, tensors = signature_of((X,), {})
+    with numpy.printoptions(formatter={"all": prints}):
+        assert len(capture([Sample(module, module, signature, tensors, None)], static_callables)) == 1
+
+
 @pytest.mark.parametrize(
     "generator", [torch.Generator(), random.Random(0), numpy.random.default_rng(0), numpy.random.RandomState(0)]
 )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from autoddp.diagnose.collectives.cause import Cause, Job, Suspicion
 from autoddp.diagnose.collectives.merging import MERGEABLE, calls_at, merged, places_of, runs, seconds_in, without
+from autoddp.diagnose.collectives.program import Script
 from autoddp.diagnose.collectives.recording import Call, Group, Place, Recording
 
 _SIZES = range(1, 65)  # bytes
@@ -25,6 +26,7 @@ class ScalarCollectives(Cause):
         keys = script.agreed(lambda one: one.act.bytes in _SIZES and one.act.call in MERGEABLE and one.act.waits)
         sizes = _before_what_varies(job.recording)
         keys -= {key for key in keys if any(one.call.place in sizes for one in script.of_key[key].values())}
+        keys -= _among_tensors(script, keys)
         if not keys:
             return
         lines = places_of(script, keys)
@@ -71,6 +73,28 @@ def _one_call(what: str) -> str:
             "dist.all_gather(everyone, numbers, group=group)"
         )
     return f"dist.{what}(numbers, …) with the other arguments that it has now"
+
+
+def _among_tensors(script: Script, keys: set[tuple[int, int]]) -> set[tuple[int, int]]:
+    """Those calls that a loop over tensors makes: without the bias of an output, the ranks would train other models.
+
+    Their line sends tensors of several sizes, as a hook of gradients does, or a larger one right before or behind them.
+    """
+    line = {key: next(iter(of_ranks.values())).call.place.where for key, of_ranks in script.of_key.items()}
+    size = {key: max(one.act.bytes for one in of_ranks.values()) for key, of_ranks in script.of_key.items()}
+    sizes: dict[str, set[int]] = {}
+    for key, where in line.items():
+        sizes.setdefault(where, set()).add(size[key])
+
+    def is_larger(near: tuple[int, int], of: tuple[int, int], later: tuple[int, int]) -> bool:
+        return later in script.follows_at_once and line.get(near) == line[of] and size[near] not in _SIZES
+
+    found = set()
+    for group, number in keys:
+        key, before, behind = (group, number), (group, number - 1), (group, number + 1)
+        if len(sizes[line[key]]) >= _SEVERAL or is_larger(before, key, key) or is_larger(behind, key, behind):
+            found.add(key)
+    return found
 
 
 def _before_what_varies(recording: Recording) -> set[Place]:
