@@ -76,7 +76,7 @@ def _one_call(what: str) -> str:
 
 
 def _among_tensors(script: Script, keys: set[tuple[int, int]]) -> set[tuple[int, int]]:
-    """Those calls that a loop over tensors makes: without the bias of an output, the ranks would train other models.
+    """Find the calls that a loop over tensors makes: without the bias of an output, the ranks would train other models.
 
     Their line sends tensors of several sizes, as a hook of gradients does, or a larger one right before or behind them.
     """
