@@ -204,6 +204,9 @@ class StartStudy:
         if missing > 0 and self._asked.trials:
             many = f"{missing} of {missing + len(self._records)} settings were not tried"
             return Decision(AS_WRITTEN, f"undecided: {many}: {stays}{self._more(ended, missing)}", is_open=True)
+        if self._records and not usable:
+            tried = "the one setting" if len(self._records) == 1 else f"each of the {len(self._records)} settings"
+            return Decision(AS_WRITTEN, f"the script failed with {tried} that was tried: {stays}")
         tried = "the one setting that was tried" if len(self._records) == 1 else f"any of {len(self._records)} settings"
         return Decision(AS_WRITTEN, f"no gain of {percent(WORTHWHILE)} by {tried}: {stays}")
 

@@ -94,6 +94,12 @@ def test_a_setting_that_fails_costs_its_start_alone() -> None:
     assert outcome.decision.configuration == TWO
 
 
+@pytest.mark.parametrize(("settings", "said"), [((ONE,), "the one setting"), ((ONE, TWO), "each of the 2 settings")])
+def test_settings_that_all_fail_are_not_told_as_no_gain(settings: tuple[Configuration, ...], said: str) -> None:
+    why = run(Starts({AS_WRITTEN: 1.0}), *settings).decision.why
+    assert why == f"the script failed with {said} that was tried: your settings stay"
+
+
 def test_what_fails_in_the_finals_is_not_launched() -> None:
     starts = Starts({AS_WRITTEN: 1.0, ONE: 0.5})
 
