@@ -105,7 +105,7 @@ def verdict(evidence: Evidence, findings: Sequence[Finding], waterfall: Sequence
     elif not findings:
         rest = f", of which the script spends {milliseconds(own)} ms {where}" if own else ""
         lines.append(f"Nothing found that costs 3 % of a step of {milliseconds(seconds)} ms{rest}")
-    else:
+    elif own <= findings[0].seconds:  # else the next line says more
         lines.append("Nothing proved that costs 3 % of a step")
     if findings and own > findings[0].seconds and len(lines) < 2:
         lines.append(

@@ -310,6 +310,10 @@ def test_what_the_scripts_own_code_takes_is_told_where_nothing_is_found(stage: s
     assert any(f"{where} on every rank (`{stage}`)" in sentence for sentence in found.not_measured)
     assert where not in " ".join(examined(SlowJob()).verdict)
     assert f"{where} (`{stage}`)" in " ".join(examined(SlowJob(transfer=3.0, **taking)).verdict)
+    unproved = examined(SlowJob(transfer=3.0, **taking), budget=0.3).verdict
+    assert unproved[0].startswith("Suspected: ")
+    assert f"{where} (`{stage}`)" in unproved[1]
+    assert len(unproved) == 3
 
 
 def test_no_fix_of_the_loader_gives_more_than_batches_in_memory() -> None:
