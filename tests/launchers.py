@@ -230,6 +230,19 @@ def on_numa_nodes(folder: Path, *nodes: str) -> list[str]:
 
 
 @contextlib.contextmanager
+def popen_behind(in_front: Sequence[str]) -> Iterator[Any]:
+    """A `popen` for `start`, of launchers behind a command that changes what they see, as `unshare -m …`."""
+    if FROM_NOTHING in os.environ:
+        yield lambda argv, **options: forked([*in_front, *argv], **options)
+        return
+    holder = subprocess.Popen([*in_front, "sh", "-c", "echo; exec cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        yield lambda argv, **options: forks.popen(argv[1:], host=holder.pid, **options)
+
+
+@contextlib.contextmanager
 def holds_numa_nodes(folder: Path, *nodes: str) -> Iterator[int]:
     """A process that sees such nodes: a fork with it as its `host` sees them too, see `forks.popen`."""
     words = [*on_numa_nodes(folder, *nodes), "sh", "-c", "echo; exec cat"]

@@ -41,10 +41,14 @@ from typing import Any
 
 _READ_EARLY = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "TORCH_", "CUDA_")
 """Variables that the interpreter, the loader of libraries, or a library reads once, as it starts."""
+_IGNORES = {"PYTHONWARNINGS": "ignore"}
+"""The one value of this variable that is put into effect here. Jobs of autoddp's own have it."""
 _READ_LATE = {
     "PYTHONPATH",  # its folders are put into sys.path here
     "OMP_NUM_THREADS",  # torch is told
     "TORCH_NCCL_ASYNC_ERROR_HANDLING",  # for NCCL alone
+    "TORCH_NCCL_DUMP_ON_TIMEOUT",  # likewise
+    "PYTHONSAFEPATH",  # its folder is left out here
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",  # read when launchers meet
     # scikit-learn sets both in a process of pytest that imports it, for Intel's OpenMP: torch has GNU's. All ranks that
     # were started from there afterwards would be new processes.
@@ -117,7 +121,8 @@ class Preloaded:
         """Whether a new process would begin in another way than the server has, by a variable that is read early."""
 
         def read_early(variables: Mapping[str, str]) -> dict[str, str]:
-            return {n: v for n, v in variables.items() if n.startswith(_READ_EARLY) and n not in _READ_LATE}
+            early = {n: v for n, v in variables.items() if n.startswith(_READ_EARLY) and n not in _READ_LATE}
+            return dict(early.items() - _IGNORES.items())
 
         return read_early(environment) != read_early(self._environment)
 
@@ -141,8 +146,11 @@ class Preloaded:
             sys.orig_argv = words
             rest = words[2:] if words[1] == "-u" else words[1:]
             sys.argv = rest[:] if rest[0] != "-m" else ["-m", *rest[2:]]
+            if _IGNORES.items() <= environment.items():
+                sys.warnoptions[:] = ["ignore"]
+                warnings.simplefilter("ignore")
             site.execsitecustomize()
-            code = _run(rest)
+            code = _run(rest, bool(environment.get("PYTHONSAFEPATH")) and sys.version_info >= (3, 11))
         except BaseException:
             traceback.print_exc()
         finally:
@@ -215,7 +223,7 @@ class _HandsOut:
 
 def _runs_python(args: Any) -> bool:
     """Whether the command is this interpreter with a script or a module, and no option but -u."""
-    words: Sequence[str] = args if isinstance(args, (list, tuple)) else [args]
+    words = list(args) if isinstance(args, (list, tuple)) else [args]  # elastic gives a tuple
     if len(words) < 2 or words[0] != sys.executable:
         return False
     rest = words[2:] if words[1] == "-u" else words[1:]
@@ -259,18 +267,21 @@ def _unbuffered_streams() -> None:
         setattr(sys, f"__{name}__", stream)
 
 
-def _run(words: Sequence[str]) -> int:
-    """Run a script or `-m MODULE` as `__main__` to its end, with what Python does then; its exit code."""
+def _run(words: Sequence[str], is_safe_path: bool) -> int:
+    """Run a script or `-m MODULE` as `__main__` to its end, with what Python does then; its exit code.
+
+    `is_safe_path`: without the script's folder, or the current one, in sys.path.
+    """
     main = types.ModuleType("__main__")
     main.__builtins__ = builtins  # type: ignore[attr-defined]
     sys.modules["__main__"] = main
     code = 0
     try:
+        if not is_safe_path:
+            sys.path.insert(0, os.getcwd() if words[0] == "-m" else os.path.dirname(os.path.realpath(words[0])))
         if words[0] == "-m":
-            sys.path.insert(0, os.getcwd())
             runpy._run_module_as_main(words[1])  # type: ignore[attr-defined]
         else:
-            sys.path.insert(0, os.path.dirname(os.path.realpath(words[0])))
             main.__file__ = words[0]
             main.__loader__ = importlib.machinery.SourceFileLoader("__main__", words[0])
             with io.open_code(os.path.abspath(words[0])) as file:

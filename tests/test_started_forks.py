@@ -1,12 +1,18 @@
 """Ranks that the tests start as forks are what they would be as new processes."""
 
+import os
 import re
 import subprocess
+import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from launchers import AUTODDP, start
+import forks
+from launchers import AUTODDP, environment, start
 from started_forks import Preloaded
+
+from autoddp.torchrun.surroundings import for_own_workers
 
 DESCRIBES = r"""
 import json, os, signal, sys, time
@@ -66,6 +72,28 @@ def test_what_a_library_sets_in_pytests_process_begins_no_new_one() -> None:
     server._environment = {"PATH": "/bin"}
     assert not server._begins_otherwise({"KMP_DUPLICATE_LIB_OK": "True", "KMP_INIT_AT_FORK": "FALSE"})
     assert server._begins_otherwise({"MALLOC_ARENA_MAX": "1"})
+    assert server._begins_otherwise({"PYTHONWARNINGS": "error"})
+
+
+STARTS = "import os, subprocess, sys; sys.exit(subprocess.run((sys.executable, '-m', 'job')).returncode)"
+JOB = """
+import sys, warnings
+print([one for one in sys.path if "cwd" in one], sys.argv[1:], sys.warnoptions, warnings.filters[0])
+"""
+
+
+def test_a_job_of_our_own_is_a_fork_too(tmp_path: Path) -> None:
+    """Its variables leave the current folder out of sys.path, and end no worker by a warning."""
+    environ = environment(PYTHONPATH=os.pathsep.join([str(tmp_path), environment()["PYTHONPATH"]]))
+    (tmp_path / "job.py").write_text(JOB)
+    (tmp_path / "cwd").mkdir()
+    env, before = {**environ, **for_own_workers(environ)}, Counter(forks.STARTS)
+    new = subprocess.run([sys.executable, "-m", "job"], cwd=tmp_path / "cwd", env=env, capture_output=True, text=True)
+    starts = f"import os; os.environ.update({env!r})\n{STARTS}"
+    forked = forks.run(["-c", starts], cwd=tmp_path / "cwd", env=environment())
+    assert (forked.returncode, forked.stdout, forked.stderr) == (new.returncode, new.stdout, new.stderr)
+    assert new.stdout.endswith("['ignore'] ('ignore', None, <class 'Warning'>, None, 0)\n")
+    assert (Counter(forks.STARTS) - before)["ranks"] == 1
 
 
 def test_a_forked_rank_is_like_a_new_process(tmp_path: Path) -> None:

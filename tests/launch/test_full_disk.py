@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from launchers import AUTODDP, start
+from launchers import AUTODDP, popen_behind, start
 from traces.room import may_bind
 
 TRAINS = "import os; os.environ['RANK'] == '0' and print('tuned' if 'AUTODDP_TUNING' in os.environ else 'trained')"
@@ -55,13 +55,9 @@ def test_the_job_runs_where_the_current_folder_is_on_a_full_disk(
         touch $(seq $(($(stat -f -c %d .) - {free})))
         exec "$@"
     """
-    command = ("unshare", "-m", "--propagation", "private", "bash", "-c", lines, "bash", *AUTODDP)
-    launch = start(
-        command,
-        work,
-        ["--nproc-per-node", "2", "train.py"],
-        env={"HOME": str(tmp_path / home), "TMPDIR": str(tmp_path)},
-    ).wait()
+    with popen_behind(["unshare", "-m", "--propagation", "private", "bash", "-c", lines, "bash"]) as popen:
+        variables = {"HOME": str(tmp_path / home), "TMPDIR": str(tmp_path)}
+        launch = start(AUTODDP, work, ["--nproc-per-node", "2", "train.py"], variables, popen).wait()
     assert launch.returncode == 0, launch.stderr
     assert launch.stdout == "trained\n"
     assert "Traceback" not in launch.stderr

@@ -10,7 +10,6 @@ from launchers import AUTODDP, SCRIPTS, SEVERAL, TORCHRUN, start
 ONE = ["--nproc-per-node", "1"]
 PLAIN = str(SCRIPTS / "plain.py")
 # One rank gets a thread for each core, and threads that spin for each other take them from other tests.
-PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE"}  # a library reads it as it is loaded: such a rank is a new process
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 LONGER = {"TIMES_LONGER": "4", **ONE_THREAD}
 REPORT = "without DDP's reduction, of one rank, "
@@ -65,7 +64,7 @@ def test_what_needs_its_reduction_keeps_it(tmp_path):
         scripts.append(str(tmp_path / f"reduces{number}.py"))
         Path(scripts[-1]).write_text(REDUCES.replace("AFTERWARDS", afterwards).replace("ARGUMENTS", repr(arguments)))
     scripts.append("own_ranks.py")
-    launch = start(AUTODDP, tmp_path / "out", [*ONE, SEVERAL, *scripts], PASSIVE).wait()
+    launch = start(AUTODDP, tmp_path / "out", [*ONE, SEVERAL, *scripts], ONE_THREAD).wait()
     assert launch.returncode == 0, launch.stderr[-2000:]
     reduces = [line for line in launch.stdout.splitlines() if line.startswith("reduces")]
     assert reduces == ["reduces False"] * 2 + ["reduces True"] * 5
