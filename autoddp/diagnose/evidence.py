@@ -116,16 +116,16 @@ class Evidence:
             limit = median(scripts) + max(_SHORTEST, (_INTERRUPTED - 1) * median(self.steps))
             found += [n for n, seconds in enumerate(scripts) if seconds > limit]
         events = found if len(set(found)) <= _RARE * self.count else []
-        return sorted({*events, *(n for of_rank in self._more_computing for n, more in enumerate(of_rank) if more)})
+        return sorted({*events, *(n for of_rank in self.computing_stalls for n, more in enumerate(of_rank) if more)})
 
     @cached_property
-    def _more_computing(self) -> Table:
+    def computing_stalls(self) -> Table:
         """Seconds that each rank computes longer than the others in every n-th step, as its script makes it; else 0.
 
         What the machine does comes at random, and what a larger batch does is no event.
         """
         if self.blocks:
-            return [[s for block in self.blocks for s in block._more_computing[r]] for r in range(len(self.ranks))]
+            return [[s for block in self.blocks for s in block.computing_stalls[r]] for r in range(len(self.ranks))]
         table, found = self.stage(*COMPUTING), []
         for r, one in enumerate(self.ranks):
             collecting, sizes = one.collecting or (0.0,) * self.count, one.elements or (0,) * self.count
@@ -140,7 +140,7 @@ class Evidence:
 
     def is_computing(self, steps: Sequence[int]) -> bool:
         """Whether most of what these events take is computing: between two steps a rank does something else."""
-        computing = sum(max(of_rank[n] for of_rank in self._more_computing) for n in steps)
+        computing = sum(max(of_rank[n] for of_rank in self.computing_stalls) for n in steps)
         return computing > sum(max(self.more_of_the_scripts(n)) for n in steps) / 2
 
     def more_of_the_scripts(self, step: int) -> list[float]:
@@ -148,7 +148,7 @@ class Evidence:
         other = self.stage("other")
         usual = self._usual_other
         return [
-            other[r][step] - usual[r] + (one.collecting or (0.0,) * self.count)[step] + self._more_computing[r][step]
+            other[r][step] - usual[r] + (one.collecting or (0.0,) * self.count)[step] + self.computing_stalls[r][step]
             for r, one in enumerate(self.ranks)
         ]
 
