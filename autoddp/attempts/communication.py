@@ -35,10 +35,8 @@ _STEPS_STILL = 3  # times a step, as well
 _BEHIND_A_TRIAL = 3.0  # seconds of the script as written again, behind a trial of fewer threads
 _MODULE = "autoddp.worker.bench.replay"
 _ANSWER = 45.0  # seconds from the command, in which a replay should be over
-_LEAST, _MOST = (
-    8.0,
-    20.0,
-)  # seconds for it, the starts of its ranks included; 16 at least where a change may give nothing
+_LEAST = 8.0  # seconds for it, with all starts of its ranks; where a change may give nothing, twice that
+_MOST = 20.0
 _PATIENCE = 60.0  # seconds, after which it is ended
 
 
@@ -155,9 +153,8 @@ def diagnosed(
 
     The attempt has ended. `place`: a folder for the files of the replay, which is made. `budget`: seconds that the
     replay may take, see `Replay.seconds`. `since`: when the command was given, by `time.monotonic()`; the replay takes
-    what is left of a minute. `rates`: interface → Gbit/s to the next host. `until`: when the script
-    was ended or has failed, by `time.perf_counter()`; 0 where it has come to its end by itself, so that none of its
-    ranks hang.
+    what is left of a minute. `rates`: interface → Gbit/s to the next host. `until`: when the script was ended or has
+    failed, by `time.perf_counter()`; 0 where it has come to its end by itself, so that none of its ranks hang.
     """
     recording = recorded(folder)
     if not recording.is_there:

@@ -84,7 +84,7 @@ class Replay(Struct, frozen=True, forbid_unknown_fields=True):
     """Threads of torch's operators in each process."""
     backend: str
     seconds: float
-    """For all rounds together, and for starting the ranks; 16 at least where a change may give nothing."""
+    """For all rounds together, and for starting the ranks; up to twice as many, or 16, where a gain may be none."""
 
 
 class Replayed(Struct, frozen=True, forbid_unknown_fields=True):

@@ -28,13 +28,23 @@ from autoddp.wire.replayed_calls import (
     Replay,
     Replayed,
 )
-from autoddp.worker.bench.replay import _Run
+from autoddp.worker.bench.replay import _longest, _Run
 
 LAUNCHER = """
 import subprocess, sys, time
 subprocess.Popen([sys.executable, "-m", "autoddp.worker.bench.replay", *sys.argv[1:]], start_new_session=True)
 time.sleep(1000)
 """
+
+
+@pytest.mark.parametrize(("asked", "undecided"), [(1.0, 2.0), (8.0, 16.0), (12.0, 16.0), (20.0, 20.0)])
+def test_a_replay_takes_little_longer_than_it_may_where_a_gain_is_not_sure(asked: float, undecided: float) -> None:
+    """`--diagnose-budget 1s` took 16 s."""
+    plan = Replay({}, 2, 1, "gloo", asked)
+    unsure, sure = (
+        Replayed({"as written": (1.0,) * 8, "changed": rounds}, {}) for rounds in ((0.4, 1.4) * 4, (0.5,) * 8)
+    )
+    assert (_longest(plan, unsure), _longest(plan, sure)) == (undecided, asked)
 
 
 def with_result(result: Path) -> set[int]:

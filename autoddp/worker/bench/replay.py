@@ -48,8 +48,10 @@ _FEWEST, _MOST = 3, 40  # rounds
 _FEWEST_TO_KNOW = 6  # rounds, before which an interval may be narrow by chance
 _WELL_ENOUGH = 0.05  # of a price, to both sides
 _WORTHWHILE = 0.03  # of the steps as written, from which a gain is worth more rounds
-_UNDECIDED = 16.0  # seconds at least, where a gain may be none
-_A_START = 2.0  # seconds of rounds, and then the ranks are started anew
+_UNDECIDED = 2.0  # times as long, where a gain may be none,
+_MOST_UNDECIDED = 16.0  # seconds, unless the plan itself allows more
+_STARTS = 4  # of the ranks at least, among which the rounds are divided
+_A_START = 2.0  # seconds of rounds at most, and then the ranks are started anew
 _OF_A_START = 10  # rounds at most
 _OVERHEAD = 3e-6  # seconds of this file's own between two calls; the script's Python, and torch's, is in its gaps
 _CALLS_TO_KNOW = 20  # of a kind, of which the quickest counts
@@ -84,7 +86,9 @@ def _rounds(found: Replayed) -> int:
 
 def _longest(plan: Replay, found: Replayed) -> float:
     """Seconds that all starts may take together; the first one makes `_FEWEST` rounds in any case."""
-    return plan.seconds if _are_decided(found.seconds) else max(plan.seconds, _UNDECIDED)
+    if _are_decided(found.seconds):
+        return plan.seconds
+    return max(plan.seconds, min(_UNDECIDED * plan.seconds, _MOST_UNDECIDED))
 
 
 def _start(plan: Replay, found: Replayed, result: Path) -> bool:
@@ -174,7 +178,7 @@ def _rank(plan: Replay, found: Replayed, rank: int, port: int, result: Path) -> 
             dist.barrier()
             seconds[name].append(_of_all(runs[name].once(), plan.programs[name], rank, device))
         number += 1
-        is_over = number >= _OF_A_START or time.monotonic() - began >= _A_START
+        is_over = number >= _OF_A_START or time.monotonic() - began >= min(_A_START, plan.seconds / _STARTS)
         goes_on = torch.tensor([int(before + number < _FEWEST or not (is_over or _is_known(seconds)))], device=device)
         dist.broadcast(goes_on, src=0)
         if not int(goes_on):
