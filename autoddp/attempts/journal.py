@@ -17,6 +17,26 @@ from autoddp.wire import Entry, Measure, Start
 logger = get_logger(__name__)
 
 
+class Lines:
+    """A file to which lines are added, each at once. On a full disk it ends, and whoever writes it goes on."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._count = 0
+        self._is_whole = True
+
+    def add(self, line: str) -> None:
+        """Add a line, unless one before it could not be added."""
+        if not self._is_whole:
+            return
+        try:
+            append(self._path, line + "\n")
+            self._count += 1
+        except OSError as error:
+            self._is_whole = False
+            logger.warning("%s ends after %d lines: %s", self._path, self._count, error.strerror)
+
+
 class Journal:
     """Append-only; `path` gets a line at once for each entry.
 
@@ -24,10 +44,9 @@ class Journal:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._lines = Lines(path)
         self.entries: list[Entry] = []
         self.earlier: Sequence[Entry] = ()
-        self._is_whole = True
 
     def answer(self, asked: Measure) -> Entry | None:
         """The entry that answers the next question, if there is one."""
@@ -44,14 +63,7 @@ class Journal:
         if entry.asked.index != len(self.entries):
             return
         self.entries.append(entry)
-        if not self._is_whole:
-            return
-        try:
-            append(self._path, encode(entry) + "\n")
-        except OSError as error:
-            # On a full disk the file ends here, and the study goes on.
-            self._is_whole = False
-            logger.warning("%s ends at entry %d: %s", self._path, entry.asked.index, error.strerror)
+        self._lines.add(encode(entry))
 
 
 def _same(one: Measure, other: Measure) -> bool:

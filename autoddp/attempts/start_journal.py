@@ -10,14 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from autoddp.attempts.journal import Lines
 from autoddp.codec import decode, encode, replace
-from autoddp.files import append
 from autoddp.knobs import Configuration
-from autoddp.log import get_logger
 from autoddp.study import TrialFailed
 from autoddp.wire import JobFacts
-
-logger = get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -58,15 +55,14 @@ class StartJournal:
     """Append-only; `path` gets a line at once for each start."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._lines = Lines(path)
         self._made = 0
         self._earlier: Sequence[MeasuredStart] = ()
-        self._is_whole = True
 
     def begins(self, shown: Shown, earlier: Sequence[MeasuredStart] = ()) -> None:
         """Write the first line. `earlier`: starts that are not made again as long as the study asks for the same."""
         self._earlier = earlier
-        self._write(encode(shown))
+        self._lines.add(encode(shown))
 
     def answer(self, configuration: Configuration) -> MeasuredStart | None:
         """What came of this start in the run that was cut off, if it was the next one there."""
@@ -82,16 +78,7 @@ class StartJournal:
     def add(self, start: MeasuredStart) -> None:
         """Append."""
         self._made += 1
-        self._write(encode(start))
-
-    def _write(self, line: str) -> None:
-        if not self._is_whole:
-            return
-        try:
-            append(self._path, line + "\n")
-        except OSError as error:  # such as a full disk: the file ends here, and the study goes on
-            self._is_whole = False
-            logger.warning("%s ends after %d starts: %s", self._path, self._made, error.strerror)
+        self._lines.add(encode(start))
 
 
 def read_starts(path: Path) -> tuple[Shown, list[MeasuredStart]] | None:
