@@ -73,6 +73,7 @@ class Examination:
             proofs = self._measured_further(proofs)
         each = [(self._finding(suspicion, proof), proof) for suspicion, proof in proofs]
         findings = [finding for finding, _ in each if finding is not None]
+        unpriced = [(one, proof) for one, proof in proofs if proof.price is None and one.guess == math.inf]
         proved = {one.cause: proof for one, proof in each if one is not None and one.status == "proved"}
         findings = told_apart(findings, WORTHWHILE * self._seconds(evidence), evidence.mean(evidence.transfer))
         waterfall = self._waterfall(findings, proved, evidence)
@@ -84,7 +85,7 @@ class Examination:
             waterfall=waterfall,
             mended=joined(self._all_mended).anatomy if self._all_mended else (),
             scaling=scaling,
-            not_measured=words.not_measured(evidence, self._around.job, findings),
+            not_measured=[*words.not_measured(evidence, self._around.job, findings), *map(_untold, unpriced)],
             verdict=words.verdict(evidence, findings, waterfall, scaling),
             spent=self._rounds.spent,
         )
@@ -235,6 +236,12 @@ class Examination:
         for one in events:
             levels.append(Level(one.cause, max(0.0, levels[-1].seconds - one.seconds)))
         return levels
+
+
+def _untold(unpriced: tuple[Suspicion, Proof]) -> str:
+    """What is said of a suspicion that could not be tried, and of which no price is guessed."""
+    suspicion, proof = unpriced
+    return f"what {CAUSES[suspicion.cause].in_words} costs ({suspicion.cause}): {proof.text}"
 
 
 def told_apart(findings: Sequence[Finding], least: float, transfer: float = 0.0) -> list[Finding]:

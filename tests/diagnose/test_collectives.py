@@ -111,6 +111,61 @@ def test_the_least_duration_is_transfer() -> None:
     assert first.waiting == pytest.approx(4 / 12 / 2, rel=0.05)
 
 
+def pipeline(*computing: float, micro_batches: int = 4) -> Recording:
+    """A step is so many micro-batches on their way from rank to rank, then a pause in which nothing is called."""
+    ranks, number = len(computing), 0
+    of_ranks: list[list[Call]] = [[] for _ in computing]
+    free = [1.0] * ranks
+    step = place(30, "step of SGD", "step of SGD", None)
+    for _ in range(20):
+        for _ in range(micro_batches):
+            arrives = free[0]
+            for rank, seconds in enumerate(computing):
+                if rank:
+                    began = free[rank]
+                    free[rank] = max(arrives, began) + 1e-4
+                    received = call(place(20, "recv", "recv"), -1, began, free[rank] - began)
+                    of_ranks[rank].append(received)
+                free[rank] += seconds
+                arrives = free[rank]
+                if rank < ranks - 1:
+                    of_ranks[rank].append(call(place(25, "send", "send"), -1, free[rank], 1e-4))
+                    free[rank] += 1e-4
+        for rank in range(ranks):
+            of_ranks[rank].append(call(step, -1, free[rank], 0.0))
+            number += 1
+    return Recording(tuple(replace(process(rank, calls), ranks=ranks) for rank, calls in enumerate(of_ranks)))
+
+
+def suspected_late(recording: Recording) -> list[Suspicion]:
+    steps = steps_of(recording)
+    return list(CAUSES["waiting_for_rank"].suspect(Job(recording, steps, [], script_of(recording, steps), 2)))
+
+
+def test_the_stage_for_which_a_pipeline_waits() -> None:
+    (found,) = suspected_late(pipeline(5e-3, 5e-3, 15e-3, 5e-3))
+    assert found.ranks == (2,)
+    assert found.guess == pytest.approx(30e-3, rel=0.1)  # of 60 ms: with 7.5 ms on each rank a step takes 30
+    assert "between train.py:20 and train.py:25" in found.fix
+    diagnosis = examined(pipeline(5e-3, 5e-3, 15e-3, 5e-3), 2, lambda _: "", lambda _: None)
+    assert (diagnosis.findings[0].cause, diagnosis.findings[0].status) == ("waiting_for_rank", "suspected")
+
+
+@pytest.mark.parametrize("computing", [(5e-3,) * 4, (5e-3, 5.2e-3)])
+def test_a_balanced_pipeline_waits_for_no_rank(computing: tuple[float, ...]) -> None:
+    assert not suspected_late(pipeline(*computing))
+
+
+def test_stages_that_compute_one_after_another_are_not_told_to_divide_otherwise() -> None:
+    """Each rank waits for the other one's answer: the step takes as long, whatever each of them does."""
+    of_ranks: list[list[Call]] = [[], []]
+    for n in range(60):
+        at = 1.0 + n * 0.1
+        of_ranks[0] += [call(place(20, "send", "send"), -1, at, 1e-4), call(place(21, "recv", "recv"), -1, at, 0.088)]
+        of_ranks[1] += [call(place(23, "recv", "recv"), -1, at - 0.01, 0.011), call(place(24), -1, at + 0.088, 1e-4)]
+    assert not suspected_late(Recording(tuple(process(rank, calls) for rank, calls in enumerate(of_ranks))))
+
+
 def test_parts_of_one_call_are_one_call() -> None:
     sizes, data = place(5, "all_gather_object", "allgather"), place(5, "all_gather_object", "_allgather_base")
     assert calls_of({sizes: Sums(10, 80, 1.0), data: Sums(10, 900, 1.0)}) == 10

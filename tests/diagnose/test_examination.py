@@ -246,6 +246,14 @@ def test_the_fix_of_a_loader_is_the_one_that_was_tried() -> None:
     assert "prepare the data" in untried.fix
 
 
+def test_a_cause_without_a_guess_that_cannot_be_tried_is_told() -> None:
+    job = SlowJob(unused=3.0, more=MANY, fails=lambda experiment: bool(experiment.ddp_arguments))
+    found = examined(job)
+    assert not found.findings
+    assert [one for one in found.not_measured if "find_unused_parameters" in one and "fails" in one]
+    assert not [one for one in examined(SlowJob(more=MANY)).not_measured if "find_unused" in one]  # tried, and nothing
+
+
 def test_workers_are_thought_of_for_a_stream_too() -> None:
     """They are not tried: whether each reads another part of it, only the script knows."""
     job = SlowJob(data=10.0, stream=True)

@@ -209,12 +209,7 @@ def _least_in_calls(job: Job, saved: Mapping[int, float]) -> float:
     """
     stands: dict[int, float] = {}
     for rank, process in job.recording.of_rank.items():
-        in_calls = sum(
-            one.seconds
-            for place, one in process.sums.items()
-            if place.is_for_objects or place.is_about_groups or (place.group and "object" not in place.collective)
-        )
-        share = min(1.0, in_calls / process.seconds) if process.seconds else 1.0
+        share = process.share_in_calls
         # Between its calls it may wait for a core that another rank's calls use.
         stands[rank] = job.step * (share + (1.0 - share) * process.waits_in_gaps) + saved.get(rank, 0.0)
     return _least(job.recording, stands)

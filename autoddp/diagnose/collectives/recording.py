@@ -212,6 +212,16 @@ class Process:
     in_threads: bool = False
     """Whether it stands in several calls at one time, which only threads can."""
 
+    @cached_property
+    def share_in_calls(self) -> float:
+        """Share of its time for which the script stands in calls; a function for objects counts once, as a whole."""
+        in_calls = sum(
+            one.seconds
+            for place, one in self.sums.items()
+            if place.is_for_objects or place.is_about_groups or (place.group and "object" not in place.collective)
+        )
+        return min(1.0, in_calls / self.seconds) if self.seconds else 1.0
+
     @property
     def calls_groups(self) -> bool:
         """Whether it has called a group."""

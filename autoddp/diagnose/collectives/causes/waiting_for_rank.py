@@ -6,16 +6,20 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from autoddp.diagnose.collectives.cause import Cause, Job, Suspicion
-from autoddp.diagnose.collectives.program import Played, Script, with_
+from autoddp.diagnose.collectives.program import Played, Script, can_be_done, with_
 from autoddp.diagnose.collectives.recording import Call, Process
 from autoddp.diagnose.collectives.table import waits_for
-from autoddp.units import milliseconds
+from autoddp.units import milliseconds, percent
 from autoddp.wire.replayed_calls import OBJECTS, REST
 
 _MOST_CALLS = 0.6  # of the waiting is for that rank
 _OF_OTHERS = 0.5  # of the waiting for it may a rank itself stand in other calls: it may be late because others are
+_HARDLY_WAITS = 0.8  # of its time a rank of a pipeline computes that hardly waits for another one
+_AT_ONE_TIME = 1.1  # times the time of one rank all ranks compute together, if they do so at one time
+_UNBALANCED = 1.2  # times as long as the others the rank of a pipeline computes that is told: no replay proves it
 _LONGER = 1.05  # times as long as the others; whether that matters, the replay says
 
 
@@ -23,6 +27,11 @@ class WaitingForRank(Cause):
     in_words = "waiting for a rank that is late"
 
     def suspect(self, job: Job) -> Iterator[Suspicion]:
+        late = list(self._late_to_calls(job))
+        yield from late or self._busiest_of_a_pipeline(job)
+
+    def _late_to_calls(self, job: Job) -> Iterator[Suspicion]:
+        """The rank that comes last to what all of them call."""
         script = job.script
         if script is None:
             return
@@ -70,6 +79,64 @@ class WaitingForRank(Cause):
             tried=f"rank {late} as quick between its calls as the others",
             lines=(after,),
         )
+
+    def _busiest_of_a_pipeline(self, job: Job) -> Iterator[Suspicion]:
+        """The rank that computes while others wait for what it sends them.
+
+        Who is late to a send cannot be seen: the other one may have come long before. But the rank that hardly waits
+        is the one for which the others do, if they wait and several of them compute at one time. If they only compute
+        one after another, as a pipeline without micro-batches does, it gains nothing to divide the work otherwise.
+        """
+        of_rank = job.recording.of_rank
+        if len(of_rank) < max(2, job.recording.world):
+            return
+        longest = job.recording.longest.seconds  # a rank that only sends may run ahead, and is through earlier
+        busy = {
+            rank: (1.0 - one.share_in_calls) * (1.0 - one.waits_in_gaps) * one.seconds / longest
+            for rank, one in of_rank.items()
+        }
+        late = max(busy, key=lambda rank: busy[rank])
+        others = [rank for rank in busy if rank != late]
+        mean = statistics.fmean(busy[rank] for rank in others)
+        if busy[late] < _HARDLY_WAITS or sum(busy.values()) < _AT_ONE_TIME or mean * _UNBALANCED > busy[late]:
+            return
+        stands = [of_rank[rank].share_in_calls for rank in others]
+        sends = [_share_of_sends(of_rank[rank]) for rank in others]
+        if sum(sends) < sum(stands) / 2:
+            return
+        before, after = _longest_gap(of_rank[late])
+        seen = (
+            f"rank {late} computes for {percent(busy[late])} of the time, the others for {percent(mean)}, and they "
+            f"wait in what goes from one rank to another"
+        )
+        fix = (
+            f"rank {late} spends most of its time between {before} and {after}: give the others a part of what it does "
+            "there, such as some layers"
+        )
+        yield Suspicion(
+            self.name,
+            seen,
+            fix,
+            ranks=(late,),
+            guess=job.step * (1.0 - statistics.fmean(busy.values()) / busy[late]),
+            why_not="calls from one rank to another are not done again",
+            lines=tuple(dict.fromkeys((before, after))),
+        )
+
+
+def _share_of_sends(process: Process) -> float:
+    """Share of its time for which a rank stands in calls that are not done again, such as sends."""
+    seconds = sum(one.seconds for place, one in process.sums.items() if place.group and not can_be_done(place))
+    return seconds / process.seconds if process.seconds else 0.0
+
+
+def _longest_gap(process: Process) -> tuple[str, str]:
+    """The two lines between whose calls a rank spends most of its time."""
+    gaps: Counter[tuple[str, str]] = Counter()
+    calls = [call for call in process.calls if call.place.group is not None]
+    for one, following in pairwise(calls):
+        gaps[one.place.where, following.place.where] += max(0.0, following.began - one.back)  # type: ignore[assignment]
+    return max(gaps, key=lambda lines: gaps[lines])
 
 
 def _waiting(of_calls: Iterable[dict[int, Call]]) -> tuple[Counter[int], Counter[int]]:
