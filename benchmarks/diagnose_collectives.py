@@ -4,8 +4,8 @@
     python benchmarks/diagnose_collectives.py --only blocking_collectives        # one cause, or one job of it
     python benchmarks/diagnose_collectives.py --rounds 0                         # without the real gains
 
-Each cause is planted in two scripts of jobs/slow/, which run on two to eight gloo ranks of this machine, or in a lab on
-two hosts (tests/lab.py, as root). Three things are measured for each:
+Each cause is planted in two scripts of jobs/slow/ or more, which run on two to eight gloo ranks of this machine, or
+in a lab on two hosts (tests/lab.py, as root). Three things are measured for each:
 
 - the diagnosis, `autoddp diagnose --json`, `--runs` times: whether the right cause comes first, and how long it takes
 - the real gain, by whole jobs under torchrun, before, between and behind the diagnoses, because other programs use this
@@ -81,6 +81,7 @@ CASES = [
     Case("oversubscribed_cores", "pairs", 8, 60, in_turns=False),
     Case("waiting_for_rank", "work", 4, 150),
     Case("waiting_for_rank", "log", 2, 220),
+    Case("waiting_for_rank", "stages", 4, 120),
     Case("object_collectives", "gather", 2, 800),
     Case("object_collectives", "broadcast", 4, 800),
     Case("scalar_collectives", "several", 2, 600),
