@@ -117,6 +117,14 @@ class Row(Priced):
         """Whether the right cause comes first, or nothing was found in a clean job."""
         return not self.error and self.first == self.cause
 
+    @property
+    def ratio_of_shares(self) -> float | None:
+        """Price by the diagnosed step, as a multiple of gain by step: one start may be slower than another."""
+        found = self.diagnosis.get("communication", {})
+        if self.ratio is None or self.step_ms is None or found.get("unit") != "step":  # else `in_steps` has done it
+            return self.ratio
+        return self.ratio * self.step_ms / found["step_ms"]
+
 
 def real_gain(here: Local, case: Case, rounds: int) -> dict[str, list[float]]:
     """Seconds of a step as written and mended, in `rounds` pairs; the mean of the rank that takes longest."""
@@ -223,22 +231,37 @@ def show(rows: Sequence[Row]) -> dict[str, float]:
             row.status,
             number(row.step_ms),
             *row.cells,
+            "" if row.ratio_of_shares is None else f"{row.ratio_of_shares:.2f}",
             f"{row.took:.0f}",
             verdict(row.right),
         )
         for row in rows
     ]
-    head = ("planted", "first finding", "status", "step ms", "price ms", "gain ms", "ratio", "seconds", "right")
+    head = (
+        "planted",
+        "first finding",
+        "status",
+        "step ms",
+        "price ms",
+        "gain ms",
+        "ratio",
+        "of shares",
+        "seconds",
+        "right",
+    )
     table(head, cells)
     ratios = [row.ratio for row in planted if row.ratio is not None]
+    of_shares = [row.ratio_of_shares for row in planted if row.ratio_of_shares is not None]
     sums = {
         "right_first": statistics.fmean(row.right for row in planted) if planted else 0.0,
         "price_within": statistics.fmean(abs(one - 1) <= PRICE for one in ratios) if ratios else 0.0,
+        "share_within": statistics.fmean(abs(one - 1) <= PRICE for one in of_shares) if of_shares else 0.0,
         "found_in_clean": float(sum(not row.right for row in clean)),
         "longest": max((row.took for row in rows), default=0.0),
     }
     print(f"right cause first: {sums['right_first']:.0%} of {len(planted)} runs (target {FIRST:.0%})")
     print(f"price within {PRICE:.0%} of the gain: {sums['price_within']:.0%} of {len(ratios)} (target 100%)")
+    print(f"the same of their shares of the step: {sums['share_within']:.0%} of {len(of_shares)}")
     print(f"clean runs with a finding or an error: {sums['found_in_clean']:.0f} of {len(clean)} (target 0)")
     print(f"longest diagnosis: {sums['longest']:.0f} s (target {LIMIT:.0f})")
     for row in rows:
