@@ -17,7 +17,7 @@ from autoddp.wire.replayed_calls import OBJECTS, REST
 
 _MOST_CALLS = 0.6  # of the waiting is for that rank
 _OF_OTHERS = 0.5  # of the waiting for it may a rank itself stand in other calls: it may be late because others are
-_HARDLY_WAITS = 0.8  # of its time a rank of a pipeline computes that hardly waits for another one
+_MOSTLY = 0.5  # of its time a rank of a pipeline computes that holds up the others; it waits while the pipeline fills
 _AT_ONE_TIME = 1.1  # times the time of one rank all ranks compute together, if they do so at one time
 _UNBALANCED = 1.2  # times as long as the others the rank of a pipeline computes that is told: no replay proves it
 _LONGER = 1.05  # times as long as the others; whether that matters, the replay says
@@ -83,9 +83,9 @@ class WaitingForRank(Cause):
     def _busiest_of_a_pipeline(self, job: Job) -> Iterator[Suspicion]:
         """The rank that computes while others wait for what it sends them.
 
-        Who is late to a send cannot be seen: the other one may have come long before. But the rank that hardly waits
-        is the one for which the others do, if they wait and several of them compute at one time. If they only compute
-        one after another, as a pipeline without micro-batches does, it gains nothing to divide the work otherwise.
+        Who is late to a send cannot be seen: the other one may have come long before. But if several compute at one
+        time, and one of them for longer than the others, these wait for it. If they only compute one after another, as
+        a pipeline without micro-batches does, it gains nothing to divide the work otherwise.
         """
         of_rank = job.recording.of_rank
         if len(of_rank) < max(2, job.recording.world):
@@ -98,7 +98,7 @@ class WaitingForRank(Cause):
         late = max(busy, key=lambda rank: busy[rank])
         others = [rank for rank in busy if rank != late]
         mean = statistics.fmean(busy[rank] for rank in others)
-        if busy[late] < _HARDLY_WAITS or sum(busy.values()) < _AT_ONE_TIME or mean * _UNBALANCED > busy[late]:
+        if busy[late] < _MOSTLY or sum(busy.values()) < _AT_ONE_TIME or mean * _UNBALANCED > busy[late]:
             return
         stands = [of_rank[rank].share_in_calls for rank in others]
         sends = [_share_of_sends(of_rank[rank]) for rank in others]
@@ -118,7 +118,7 @@ class WaitingForRank(Cause):
             seen,
             fix,
             ranks=(late,),
-            guess=job.step * (1.0 - statistics.fmean(busy.values()) / busy[late]),
+            guess=job.step * (busy[late] - statistics.fmean(busy.values())),
             why_not="calls from one rank to another are not done again",
             lines=tuple(dict.fromkeys((before, after))),
         )
