@@ -123,7 +123,7 @@ class Row(Priced):
         found = self.diagnosis.get("communication", {})
         if self.ratio is None or self.step_ms is None or found.get("unit") != "step":  # else `in_steps` has done it
             return self.ratio
-        return self.ratio * self.step_ms / found["step_ms"]
+        return self.ratio * self.step_ms / float(found["step_ms"])
 
 
 def real_gain(here: Local, case: Case, rounds: int) -> dict[str, list[float]]:
