@@ -14,7 +14,7 @@ import cpu_time
 import pytest
 from forks import STARTS
 from lab import Lab, unavailable
-from launchers import AUTODDP, FROM_NOTHING, SCRIPTS, start
+from launchers import BRIEF, FROM_NOTHING, SCRIPTS, start
 from shared import once
 
 _BEGAN = time.monotonic()
@@ -39,7 +39,7 @@ def tuned_plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def tune(folder: Path) -> None:
         words = ["--nproc-per-node", "2", "--trials", "2", "--allow", "exact", "--diagnose-budget", "0", "--trace"]
         env = {"TUNED_TIMES_LONGER": "12"}
-        launch = start(AUTODDP, folder / "out", [*words, str(SCRIPTS / "plain.py")], env).wait()
+        launch = start(BRIEF, folder / "out", [*words, str(SCRIPTS / "plain.py")], env).wait()
         assert launch.returncode == 0, launch.stderr[-2000:]
 
     return once(tmp_path_factory, "tuned_plain", tune) / "out"

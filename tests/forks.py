@@ -65,10 +65,17 @@ def popen(
 
     `imported`: modules that the server has imported in place of torch; such a program starts others as Python does.
     """
-    early = tuple(sorted((name, value) for name, value in env.items() if name.startswith(_EARLY)))
+    early = {name: value for name, value in env.items() if name.startswith(_EARLY)}
+    if not imported:
+        early["PYTHONPATH"] = paths()  # in place of another one, of which a fork is told
     request = {"words": list(words), "cwd": os.path.abspath(cwd), "env": dict(env), "host": host}
     streams = [number if file is None else file.fileno() for number, file in enumerate((stdin, stdout, stderr))]
-    return Fork(_server(early, imported), request, streams)
+    return Fork(_server(tuple(sorted(early.items())), imported), request, streams)
+
+
+def paths() -> str:
+    """PYTHONPATH, with the checkout to import from first."""
+    return os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def run(words: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
@@ -155,17 +162,18 @@ def _serve(link: socket.socket, imported: Sequence[str]) -> dict[str, Any]:
             for number, stream in enumerate(streams):
                 os.dup2(stream, number)
                 os.close(stream)
-            request: dict[str, Any] = json.loads(message)
-            return request
+            return {**json.loads(message), "preloaded": preloaded}
         for stream in streams:
             os.close(stream)
 
 
 def _with_torch() -> Preloaded:
     """Import torch, and what launchers use."""
+    torchrun = "torch.distributed.run"
     gc.disable()
-    preloaded = Preloaded("torch", "torch._dynamo", "torch.distributed.run")  # the first optimizer imports _dynamo
-    del sys.modules["torch.distributed.run"]  # else it could not be run as a program without a warning
+    # The first optimizer imports _dynamo; `autoddp wrap` changes torchrun.
+    preloaded = Preloaded("torch", "torch._dynamo", torchrun, changed=torchrun)
+    del sys.modules[torchrun]  # else it could not be run as a program without a warning
     with contextlib.suppress(Exception):  # where a package is broken, the launcher finds that out
         for name in _LAUNCHERS:
             importlib.import_module(name)
@@ -201,13 +209,15 @@ def _stay_as_parent(told: int, preloaded: Preloaded | None) -> None:
     os._exit(0)
 
 
-def _become(words: list[str], cwd: str, env: dict[str, str], host: int | None) -> None:
+def _become(words: list[str], cwd: str, env: dict[str, str], host: int | None, preloaded: Preloaded | None) -> None:
     """Run the program, as the interpreter would that was started with this."""
     if host is not None:
         enter_host(host)
     ending = _Ending()
     atexit.register(ending.end)  # the first to be registered is called last
     os.chdir(cwd)
+    if preloaded is not None and env.get("PYTHONPATH", "") != os.environ["PYTHONPATH"]:
+        preloaded.look_in(env.get("PYTHONPATH", ""))
     os.environ.clear()  # nothing of C's environment lies any more where /proc reads it
     os.environ.update(env)
     tempfile.tempdir = None  # the server's may be another one

@@ -142,12 +142,24 @@ def with_limits(seconds: dict[str, float]) -> tuple[str, ...]:
     return sys.executable, "-c", "\n".join(lines)
 
 
+BRIEF_STUDY = {
+    "study.finals.MOST_ROUNDS": 3,
+    "study.budget._MOST": 6,
+    "study.budget._MORE_HEADROOM_ROUNDS": 1,
+    **dict.fromkeys(
+        ("study.budget._SETTLING", "study.budget._GAINER_SECONDS", "study.budget._SEMIFINAL_SECONDS"), 0.05
+    ),
+}
+"""Limits of a study that makes few rounds, of few steps each: for tests that are not about how sure its answer is."""
+BRIEF = with_limits(BRIEF_STUDY)
+"""The command autoddp with such a study, which takes a third of the CPU time."""
+
+
 def environment(**more: str) -> dict[str, str]:
     """This process's environment, without what launchers set or read, and with the checkout to import from first."""
-    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     own = {name: value for name, value in os.environ.items() if not _LAUNCHERS_OWN.match(name)}
     # Most tests read what is shown in full; tests/report/test_answer.py reads what is shown by default.
-    return {**own, "PYTHONPATH": paths, "AUTODDP_VERBOSE": "1", **more}
+    return {**own, "PYTHONPATH": forks.paths(), "AUTODDP_VERBOSE": "1", **more}
 
 
 def start(

@@ -25,6 +25,7 @@ import logging
 import mmap
 import os
 import runpy
+import shutil
 import signal
 import site
 import subprocess
@@ -55,13 +56,17 @@ _READ_LATE = {
     "KMP_DUPLICATE_LIB_OK",
     "KMP_INIT_AT_FORK",
 }
+_FIRST_LINE = f"#!{sys.executable}\n".encode()
 
 
 class Preloaded:
     """What the server has imported, and what Python was before that: made in the server, used in its forks."""
 
-    def __init__(self, *names: str) -> None:
-        """Import the modules `names`; a program that imports one of them gets all that this import brings along."""
+    def __init__(self, *names: str, changed: str = "") -> None:
+        """Import the modules `names`; a program that imports one of them gets all that this import brings along.
+
+        `changed`: one of them that launchers change, which each program that imports it runs once more.
+        """
         users = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         self._path = [entry for entry in sys.path[1:] if entry not in users]
         self._base, self._finders, self._filters = dict(sys.modules), list(sys.meta_path), warnings.filters[:]
@@ -71,6 +76,7 @@ class Preloaded:
             before = set(sys.modules)
             importlib.import_module(name)
             self._groups[name] = {new: module for new, module in list(sys.modules.items()) if new not in before}
+            self._groups[name].pop(changed, None)
         for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
             finalizer.atexit = False  # torch's own, which take its libraries apart
         self._loggers = {name: _state(logger) for name, logger in _loggers().items()}
@@ -80,10 +86,27 @@ class Preloaded:
         self._kept: list[Any] = []
         """Objects of the launcher: one that is freed in a fork may close a descriptor that is another file by now."""
 
+    def look_in(self, users: str) -> None:
+        """Have this process import from the folders of its PYTHONPATH all but what was imported with torch."""
+        standard = sys.stdlib_module_names
+        kept = {*self._base, *(name for group in self._groups.values() for name in group)}
+        for name in list(sys.modules):
+            if name not in kept and name.partition(".")[0] not in standard:
+                del sys.modules[name]
+        sys.path[1:] = self._with_users(users)
+        sys.path_importer_cache.clear()
+
+    def _with_users(self, users: str) -> list[str]:
+        """sys.path as Python would have it with this PYTHONPATH, but without the program's own folder."""
+        return [*(os.path.abspath(entry) for entry in filter(None, users.split(os.pathsep))), *self._path]
+
     def start_by_forks(self, counts: mmap.mmap) -> None:
-        """Let this process start Python programs by forks; `counts` gets their number, and that of other starts."""
+        """Let this process start Python programs by forks, and become one without a start.
+
+        `counts` gets their number, and that of other starts.
+        """
         popen: Any = subprocess.Popen
-        really, register = popen._execute_child, atexit.register
+        really, register, execve = popen._execute_child, atexit.register, os.execve
 
         def recorded(function: Callable[..., Any], *arguments: Any, **named: Any) -> Callable[..., Any]:
             self._launchers_own.append(function)
@@ -98,7 +121,8 @@ class Preloaded:
             pipes, session = rest[:6], rest[11]
             environment = dict(os.environ if env is None else env)
             unusual = executable or preexec_fn or pass_fds or cwd or shell
-            if unusual or not _runs_python(args) or self._begins_otherwise(environment):
+            python = [] if unusual else _as_python(args, environment)
+            if not python or self._begins_otherwise(environment):
                 before = (executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell)
                 counts[1] += bool(args) and args[0] == sys.executable
                 really(started, args, *before, *rest)
@@ -110,12 +134,19 @@ class Preloaded:
                 warnings.simplefilter("ignore", DeprecationWarning)  # from 3.12 on: this process has threads
                 started.pid = os.fork()
             if started.pid == 0:
-                atexit.register, popen._execute_child = register, really
-                self._become(list(args), environment, (pipes[0], pipes[3], pipes[5]), session)
+                atexit.register, popen._execute_child, os.execve = register, really, execve
+                self._become(python, environment, (pipes[0], pipes[3], pipes[5]), session)
             started._child_created = True
             started._close_pipe_fds(*pipes)
 
-        atexit.register, popen._execute_child = recorded, execute
+        def becomes(path: Any, words: Sequence[str], environment: Mapping[str, str]) -> None:
+            python = _as_python([path, *words[1:]], environment)
+            if not python or self._begins_otherwise(environment):
+                execve(path, words, environment)
+            counts[0] += 1
+            self._become(python, dict(environment), (0, 1, 2), False)
+
+        atexit.register, popen._execute_child, os.execve = recorded, execute, becomes
 
     def _begins_otherwise(self, environment: Mapping[str, str]) -> bool:
         """Whether a new process would begin in another way than the server has, by a variable that is read early."""
@@ -139,10 +170,7 @@ class Preloaded:
             show_in_proc(words, [f"{name}={value}" for name, value in environment.items()])
             _unbuffered_streams()
             self._tell_torch_of_threads(environment)
-            paths = [
-                os.path.abspath(entry) for entry in filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
-            ]
-            sys.path[:] = [*paths, *self._path]
+            sys.path[:] = self._with_users(environment.get("PYTHONPATH", ""))
             sys.orig_argv = words
             rest = words[2:] if words[1] == "-u" else words[1:]
             sys.argv = rest[:] if rest[0] != "-m" else ["-m", *rest[2:]]
@@ -221,13 +249,20 @@ class _HandsOut:
                 sys.modules[other] = known
 
 
-def _runs_python(args: Any) -> bool:
-    """Whether the command is this interpreter with a script or a module, and no option but -u."""
+def _as_python(args: Any, environment: Mapping[str, str]) -> list[str]:
+    """The command as this interpreter with a script or a module, and no option but -u; else nothing.
+
+    Programs such as torchrun are scripts of this interpreter, which the kernel starts in their place.
+    """
     words = list(args) if isinstance(args, (list, tuple)) else [args]  # elastic gives a tuple
-    if len(words) < 2 or words[0] != sys.executable:
-        return False
-    rest = words[2:] if words[1] == "-u" else words[1:]
-    return len(rest) > 1 if rest[:1] == ["-m"] else bool(rest) and os.path.isfile(rest[0])
+    if words and words[0] != sys.executable:
+        with contextlib.suppress(OSError, TypeError):
+            program: Any = shutil.which(words[0], path=environment.get("PATH"))
+            with open(program, "rb") as file:
+                words = [sys.executable, program, *words[1:]] if file.readline(4096) == _FIRST_LINE else []
+    rest = words[2:] if words[1:2] == ["-u"] else words[1:]
+    runs = len(rest) > 1 if rest[:1] == ["-m"] else bool(rest) and os.path.isfile(rest[0])
+    return words if runs and words[0] == sys.executable else []
 
 
 def _leave_the_launcher(streams: Sequence[int], starts_session: bool) -> None:

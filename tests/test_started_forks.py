@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import forks
+import pytest
 from launchers import AUTODDP, environment, start
 from started_forks import Preloaded
 
@@ -76,20 +77,22 @@ def test_what_a_library_sets_in_pytests_process_begins_no_new_one() -> None:
 
 
 STARTS = "import os, subprocess, sys; sys.exit(subprocess.run((sys.executable, '-m', 'job')).returncode)"
+BECOMES = "import os, sys; os.execve(sys.executable, [sys.executable, '-m', 'job'], os.environ)"
 JOB = """
 import sys, warnings
 print([one for one in sys.path if "cwd" in one], sys.argv[1:], sys.warnoptions, warnings.filters[0])
 """
 
 
-def test_a_job_of_our_own_is_a_fork_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("code", [STARTS, BECOMES], ids=["starts", "becomes"])
+def test_a_job_of_our_own_is_a_fork_too(code: str, tmp_path: Path) -> None:
     """Its variables leave the current folder out of sys.path, and end no worker by a warning."""
     environ = environment(PYTHONPATH=os.pathsep.join([str(tmp_path), environment()["PYTHONPATH"]]))
     (tmp_path / "job.py").write_text(JOB)
     (tmp_path / "cwd").mkdir()
     env, before = {**environ, **for_own_workers(environ)}, Counter(forks.STARTS)
     new = subprocess.run([sys.executable, "-m", "job"], cwd=tmp_path / "cwd", env=env, capture_output=True, text=True)
-    starts = f"import os; os.environ.update({env!r})\n{STARTS}"
+    starts = f"import os; os.environ.update({env!r})\n{code}"
     forked = forks.run(["-c", starts], cwd=tmp_path / "cwd", env=environment())
     assert (forked.returncode, forked.stdout, forked.stderr) == (new.returncode, new.stdout, new.stderr)
     assert new.stdout.endswith("['ignore'] ('ignore', None, <class 'Warning'>, None, 0)\n")

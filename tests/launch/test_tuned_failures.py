@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from launchers import AUTODDP, whole, with_limits
+from launchers import AUTODDP, BRIEF_STUDY, whole, with_limits
 from test_tuned_scripts import run, summary
 
 REASONS = {
@@ -11,7 +11,7 @@ REASONS = {
     "raise": "rank 1: RuntimeError: planted: rank 1 cannot train with gradient_as_bucket_view",
     "hang": "hung: for 8 s every rank has waited for another one; rank",
 }
-SOONER = with_limits({"attempts.hang_timeout._LEAST": 8.0})
+SOONER = with_limits({"attempts.hang_timeout._LEAST": 8.0, **BRIEF_STUDY})
 """A launcher that takes a trial for hung after 8 s, not after 20."""
 
 
@@ -60,6 +60,7 @@ def test_a_short_script_is_tuned_in_its_own_time(tmp_path):
     assert (launch.folder / "rank0.pt").exists()
 
 
+@pytest.mark.whole  # test_tuned_first_steps.py has one that fails later
 def test_a_script_that_fails_as_written_fails_as_under_torchrun(tmp_path):
     script = tmp_path / "broken.py"
     script.write_text("import torch\nraise ValueError('broken as written')\n")

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from launchers import AUTODDP, SCRIPTS, SEVERAL, chosen, start, whole
+from launchers import AUTODDP, BRIEF, SCRIPTS, SEVERAL, chosen, start, whole
 from scripts.several import folder_of
 
 from autoddp.cli.predict import run
@@ -19,7 +19,7 @@ from autoddp.recipe import load, save
 
 MICRO = str(SCRIPTS / "micro_batches.py")
 TWO = ["--nproc-per-node", "2"]
-COMMANDS = (whole("micro_batches.py"), "micro_batches.py --clip", "micro_batches.py --batches 100")
+COMMANDS = (whole("micro_batches.py"), "micro_batches.py --batches 30 --clip", "micro_batches.py --batches 28")
 BY_TORCHRUN = {"test_the_same_parameters_as_no_sync_by_hand": lambda command: [command, f"{command} --by-hand"]}
 
 
@@ -35,14 +35,14 @@ def equal(one, other, buffers=True):
 def tuned(folder, *words, times_longer="20"):
     """The folder of a launch that tunes the script, and the summary of its study."""
     words = [*TWO, "--tune-only", "--diagnose-budget", "0", *words]
-    launch = start(AUTODDP, folder / "out", words, {"TUNED_TIMES_LONGER": times_longer}).wait()
+    launch = start(BRIEF, folder / "out", words, {"TUNED_TIMES_LONGER": times_longer}).wait()
     assert launch.returncode == 0, launch.stderr[-2000:]
     return launch.folder, json.loads(max(launch.folder.glob(".autoddp/2*/summary.json")).read_text())
 
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
-    return tuned(tmp_path_factory.mktemp("tuned"), "--trials", "3", MICRO)
+    return tuned(tmp_path_factory.mktemp("tuned"), "--trials", "1", MICRO)
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def trained(request, recipe, tmp_path_factory):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_same_parameters_as_no_sync_by_hand(trained, by_torchrun, command):
-    """102 batches make a last step of two in each epoch, earlier than learned; clipping reads the gradients first."""
+    """30 batches make a last step of two in each epoch, earlier than learned; clipping reads the gradients first."""
     hand, deferred, every = (
         parameters(folder)
         for folder in (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from launchers import AUTODDP, SCRIPTS, Launch, free_port, start, whole
+from launchers import AUTODDP, BRIEF, SCRIPTS, Launch, free_port, start, whole
 from scripts.several import folder_of
 from torch.distributed.launcher.api import LaunchConfig
 
@@ -75,7 +75,7 @@ BY_TORCHRUN = {
 
 @pytest.mark.parametrize("script", TUNED)
 def test_tuned_and_launched(script, by_torchrun, tmp_path):
-    tuned = run(AUTODDP, tmp_path / "tuned", script, "--trials", "2", "--allow", "exact", *UNDIAGNOSED, env=LONG)
+    tuned = run(BRIEF, tmp_path / "tuned", script, "--trials", "2", "--allow", "exact", *UNDIAGNOSED, env=LONG)
     assert tuned.returncode == 0, tuned.stderr[-2000:]
     check_tuned_and_launched(script, tuned.folder, by_torchrun)
 
@@ -114,7 +114,7 @@ def test_a_script_of_thirty_steps_is_started_again_until_the_study_is_over(tmp_p
     assert (tuned.folder / "rank0.pt").exists()
 
 
-@pytest.mark.parametrize("script", ["no_ddp.py", whole("exits_at_once.py")])
+@pytest.mark.parametrize("script", [whole("no_ddp.py"), whole("exits_at_once.py")])  # below is one that stays
 def test_without_ddp_the_script_runs_as_written_and_the_reason_is_said(script, tmp_path):
     launch = run(AUTODDP, tmp_path / "run", script, "--trials", "2")
     assert launch.returncode == 0
@@ -203,12 +203,14 @@ def test_a_script_without_ddp_is_not_run_several_times_over_its_own_files(tmp_pa
     launch = start(AUTODDP, tmp_path / "run", [str(script), "--trials", "2"]).wait()
     assert launch.returncode == 0, launch.stderr[-2000:]
     assert ranks_said(launch) == [RANKS]
-    assert "the script built no DistributedDataParallel model" in launch.stderr
+    assert "not tuned, launching as written: the script built no DistributedDataParallel model" in launch.stderr
+    assert not list(launch.folder.glob("*.toml"))
     assert launch.stderr.count("autoddp: launching 1 rank, as torchrun does: ") == 1
     assert (launch.folder / "counted").read_text() == "1 False\n"
 
 
 MEETS_BEFORE = """
+import os
 import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
@@ -236,7 +238,7 @@ dist.init_process_group("gloo")
 torch.manual_seed(7)
 model = DDP(torch.nn.Linear(16, 16))
 sgd = torch.optim.SGD(model.parameters(), lr=0.01)
-for _ in range(400):
+for _ in range(10_000 if os.environ.get("AUTODDP_TUNING") == "1" else 20):
     sgd.zero_grad()
     model(torch.ones(4, 16)).sum().backward()
     sgd.step()
@@ -247,15 +249,22 @@ dist.destroy_process_group()
 """
 
 
-def test_a_group_that_is_destroyed_and_steps_without_ddp_do_not_end_tuning_before_training(tmp_path):
-    """Else the script would count as one without DDP, and be launched with one rank."""
-    script = tmp_path / "meets_before.py"
-    script.write_text(MEETS_BEFORE)
-    words = ["--trials", "1", "--allow", "exact", "--diagnose-budget", "0", str(script)]
-    launch = start(AUTODDP, tmp_path / "run", words).wait()
+@pytest.fixture(scope="module")
+def met_before(tmp_path_factory):
+    """A launch for which nobody gives a number of ranks: tuned and launched with those that this host has by itself."""
+    folder = tmp_path_factory.mktemp("met_before")
+    (folder / "meets_before.py").write_text(MEETS_BEFORE)
+    words = ["--trials", "1", "--allow", "exact", "--diagnose-budget", "0", "../meets_before.py"]
+    launch = start(BRIEF, folder / "run", words).wait()
     assert launch.returncode == 0, launch.stderr[-2000:]
-    assert "built no DistributedDataParallel model" not in launch.stderr
     assert launch.stdout == f"trained by {RANKS}\n"
+    return launch
+
+
+def test_a_group_that_is_destroyed_and_steps_without_ddp_do_not_end_tuning_before_training(met_before):
+    """Else the script would count as one without DDP, and be launched with one rank."""
+    launch = met_before
+    assert "built no DistributedDataParallel model" not in launch.stderr
     assert summary(launch)["baseline"]["seconds"] > 0
 
 
@@ -284,22 +293,20 @@ def test_a_snapshot_written_while_tuning_is_not_there_to_resume_from(tmp_path):
     assert not (tuned.folder / "snapshot.pt").exists()
 
 
-def test_a_saved_recipe_is_launched_without_trials(tmp_path):
-    """Nobody gives a number of ranks here: tuned and launched with those that this host gets by itself."""
-    script = str(SCRIPTS / "plain.py")
-    words = ["--allow", "exact", "--tune-only", "--diagnose-budget", "0", script, "--trials", "1"]
-    tuned = start(AUTODDP, tmp_path / "run", words, LONG).wait()
-    recipe = tuned.folder / "scripts.plain.autoddp.toml"
-    assert recipe.exists(), tuned.stderr[-2000:]
-    assert ranks_said(tuned) == [RANKS]
+def test_a_saved_recipe_is_launched_without_trials(met_before):
+    """Nobody gives a number of ranks here either."""
+    (recipe,) = met_before.folder.glob("*.toml")
+    assert recipe.name.endswith(".meets_before.autoddp.toml")
     fits = load(recipe).fits
-    assert (fits.script, fits.inputs) == ("*/scripts/plain.py", ("0: float32[8, 16]",))
-    before = recipe.read_text()
-    again = start(AUTODDP, tmp_path / "run", [script]).wait()
+    assert fits.script.endswith("/meets_before.py")
+    assert fits.inputs == ("0: float32[4, 16]",)
+    before, said = recipe.read_text(), met_before.stderr
+    again = start(AUTODDP, met_before.folder, ["../meets_before.py"]).wait()
     assert again.returncode == 0
+    says = again.stderr.removeprefix(said)
     assert ranks_said(again) == [RANKS, RANKS]
-    assert len(list(again.folder.glob("rank*.pt"))) == RANKS
-    assert "recipe scripts.plain.autoddp.toml: launching" in again.stderr
-    assert "trial" not in again.stderr.replace(tuned.stderr, "")
+    assert again.stdout == f"trained by {RANKS}\n" * 2
+    assert f"recipe {recipe.name}: launching" in says
+    assert "trial" not in says
     assert recipe.read_text() == before
     assert len(list(again.folder.glob(".autoddp/2*"))) == 1
