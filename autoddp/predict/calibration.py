@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +29,7 @@ from autoddp.knobs.ddp_arguments import BUCKET_CAP_MB, BUCKET_CAP_MB_LIST
 from autoddp.predict.coefficients import Coefficients
 from autoddp.predict.plan import Cuts, buckets
 from autoddp.predict.profile import Profile
-from autoddp.predict.step import coefficients_of, computing_key, predictable, step_seconds
+from autoddp.predict.step import Steps, coefficients_of, computing_key, predictable
 
 _SPREADS = {
     "pace": 0.2,
@@ -74,12 +75,23 @@ class _Seen:
     seconds: float
     noise: float
 
+    @cached_property
+    def hook(self) -> object:
+        """Equal in trials with one hook and the same knobs of it."""
+        return tuple(self.configuration.hook.items())
+
+    @cached_property
+    def buckets(self) -> object:
+        """Equal in trials with one way to cut."""
+        return BUCKET_CAP_MB.of(self.configuration), BUCKET_CAP_MB_LIST.of(self.configuration)
+
 
 class Calibration:
     """A profile whose coefficients follow what is measured."""
 
     def __init__(self, profile: Profile, as_written: float) -> None:
         self.profile = replace(profile, measured=as_written)
+        self._steps = Steps(profile)
         self._guess = profile.coefficients
         self._spreads = dict(_SPREADS)
         if not profile.link_is_measured:
@@ -92,12 +104,15 @@ class Calibration:
         self._off: list[float] = []
         self._slopes: dict[int, tuple[Numbers, Numbers]] = {}
         """Trial → the logarithms on which its step depends, and the derivatives of the step's logarithm there."""
-        self._values = {name: getattr(self._guess, name) for name in self._spreads}
+        self._logs: dict[str, float] = {}
+        """Number → its logarithm in the last fit; without one it is at its guess."""
+        self._modelled: dict[int, tuple[bytes, float]] = {}
+        """Trial → the logarithms on which its step depends, as they were after the last fit, and the step's there."""
         self._fit(_ROUNDS_AT_FIRST)
 
     def seconds(self, configuration: Configuration) -> float | None:
         """The predicted seconds of a step; None where the model does not know the configuration."""
-        modelled = step_seconds(self.profile, configuration)
+        modelled = self._steps.seconds(configuration, self.profile.coefficients)
         return None if modelled is None else modelled * math.exp(self._correction(configuration))
 
     def _correction(self, configuration: Configuration) -> float:
@@ -122,41 +137,59 @@ class Calibration:
         names = [*self._spreads, *sorted(keys)]
         guesses = np.log([getattr(self._guess, name) if name in self._spreads else 1.0 for name in names])
         spreads = np.array([self._spreads.get(name, _COMPUTING_SPREAD) for name in names])
-        logs = np.log([self._values.get(name, 1.0) for name in names])
-
+        logs = np.array([self._logs.get(name, guess) for name, guess in zip(names, guesses.tolist(), strict=True)])
         places_of = [_places(names, one.configuration) for one in seen]
         measured, noise = np.log([one.seconds for one in seen]), np.array([one.noise for one in seen])
 
-        def modelled(one: _Seen, values: Numbers) -> float:
+        def modelled(one: _Seen, found: Coefficients) -> float:
             """The logarithm of a step's seconds; that of the measured ones where the model does not know them."""
-            found = self._coefficients(dict(zip(names, np.exp(values).tolist(), strict=True)))
-            return math.log(step_seconds(self.profile, one.configuration, found) or one.seconds)
+            return math.log(self._steps.seconds(one.configuration, found) or one.seconds)
 
-        off_at: dict[bytes, Numbers] = {}
+        def coefficients(values: Numbers) -> Coefficients:
+            return self._coefficients(dict(zip(names, np.exp(values).tolist(), strict=True)))
+
+        modelled_at: dict[bytes, Numbers] = {}
+
+        def model(values: Numbers) -> Numbers:
+            """The logarithm of each trial's seconds in the model."""
+            at = values.tobytes()  # a round begins where the one before has ended
+            if at not in modelled_at:
+                there = coefficients(values)
+                # A fit begins where the one before has ended: there only the new trial is to be simulated.
+                known = (self._modelled.get(one.number, (b"", 0.0)) for one in seen)
+                modelled_at[at] = np.array(
+                    [
+                        before if where == values[places].tobytes() else modelled(one, there)
+                        for one, places, (where, before) in zip(seen, places_of, known, strict=True)
+                    ]
+                )
+            return modelled_at[at]
 
         def off(values: Numbers) -> Numbers:
             """How many spreads of its noise each measurement is above the model."""
-            at = values.tobytes()  # a round begins where the one before has ended
-            if at not in off_at:
-                off_at[at] = (measured - [modelled(one, values) for one in seen]) / noise
-            return off_at[at]
+            found: Numbers = (measured - model(values)) / noise
+            return found
 
         def slopes(values: Numbers) -> Numbers:
             """The derivatives of `off`. A step depends on some of the numbers only."""
             found = np.zeros((len(seen), len(names)))
-            for row, one, places, here in zip(found, seen, places_of, measured - off(values) * noise, strict=True):
+            for row, one, places, here in zip(found, seen, places_of, model(values), strict=True):
                 at, known = self._slopes.get(one.number, (values[places] + 1.0, values))
                 if np.abs(at - values[places]).max() > _NEAR:
                     nudged = (values + _NUDGE * (np.arange(len(names)) == place) for place in places)
-                    known = np.array([(modelled(one, there) - here) / _NUDGE for there in nudged])
+                    known = np.array([(modelled(one, coefficients(there)) - here) / _NUDGE for there in nudged])
                     self._slopes[one.number] = values[places], known
                 row[places] = -known / one.noise
             return found
 
         for _ in range(rounds):
             logs = _better(logs, guesses, spreads, off, slopes)
-        self._values = dict(zip(names, np.exp(logs).tolist(), strict=True))
-        self.profile = replace(self.profile, coefficients=self._coefficients(self._values))
+        self._logs = dict(zip(names, logs.tolist(), strict=True))
+        self._modelled = {
+            one.number: (logs[places].tobytes(), log)
+            for one, places, log in zip(seen, places_of, model(logs).tolist(), strict=True)
+        }
+        self.profile = replace(self.profile, coefficients=coefficients(logs))
         shared = [[_in_common(one, other) + (one is other) * one.noise**2 for other in seen] for one in seen]
         self._off = np.linalg.solve(shared, off(logs) * noise).tolist()
 
@@ -168,9 +201,9 @@ class Calibration:
 def _in_common(one: _Seen, other: _Seen) -> float:
     """The covariance of what the model is off by, in two trials."""
     found = _DRIFT**2 * math.exp(-abs(one.number - other.number) / _MOMENT)
-    if one.configuration.hook == other.configuration.hook:
+    if one.hook == other.hook:
         found += _HOOK**2
-        if _buckets(one.configuration) == _buckets(other.configuration):
+        if one.buckets == other.buckets:
             found += _BUCKETS**2
     return found
 
@@ -179,10 +212,6 @@ def _places(names: Sequence[str], configuration: Configuration) -> list[int]:
     """The places of those names on which a step under this configuration depends."""
     read = coefficients_of(configuration) | {computing_key(configuration)}
     return [place for place, name in enumerate(names) if name in read]
-
-
-def _buckets(configuration: Configuration) -> object:
-    return BUCKET_CAP_MB.of(configuration), BUCKET_CAP_MB_LIST.of(configuration)
 
 
 def _better(

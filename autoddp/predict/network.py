@@ -31,7 +31,7 @@ class Link:
     """Seconds of transfer that the link makes up for at once, if nothing has travelled for as long before."""
 
 
-@dataclass
+@dataclass(slots=True)
 class _Flight:
     number: int
     latency: float
@@ -51,6 +51,8 @@ class Network:
         self._waiting: deque[_Flight] = deque()
         self._active: list[_Flight] = []
         self._ended: list[float] = []
+        # Of `_active` as it is, see `_look`: a study simulates thousands of steps, and asks for them at each turn.
+        self._transferring, self._rate, self._until_change = 0, 1.0, math.inf
 
     @property
     def busy(self) -> bool:
@@ -60,97 +62,97 @@ class Network:
     def launch(self, now: float, size: float, after: float = 0.0) -> int:
         """All ranks have issued a reduction of `size` bytes. Returns its number."""
         self.advance(now)
+        number, link = len(self._ended), self._link
         self._ended.append(math.inf)
-        phases = (_less(seconds, 0.0) for seconds in (self._link.latency, self._link.transfer(size), after))
-        flight = _Flight(len(self._ended) - 1, *phases)
+        flight = _Flight(number, _less(link.latency, 0.0), _less(link.transfer(size), 0.0), _less(after, 0.0))
         self._waiting.append(flight)
         self._start()
-        return flight.number
+        return number
 
     @property
     def next_change(self) -> float:
         """Seconds at which a reduction ends or changes its phase next; infinite if none is under way."""
-        return self.now + self._until_change()
+        return self.now + self._until_change
 
     def advance(self, now: float) -> None:
         """Let time pass up to `now`; an earlier time changes nothing."""
-        while self._active and self.next_change <= now:
+        while self._active and self.now + self._until_change <= now:
             self.change()
         if self.now < now:
             self._pass(now - self.now)
             self.now = now
+            if self._active:
+                self._look()
 
     def change(self) -> None:
         """Let time pass until the next change."""
-        passed = self._until_change()
+        passed = self._until_change
         self._pass(passed)
         self.now += passed
         self._spend()
-        for flight in [one for one in self._active if _is_done(one)]:
-            self._active.remove(flight)
-            self._ended[flight.number] = self.now
+        for flight in self._active[:]:
+            if flight.latency <= 0 and flight.transfer <= 0 and flight.after <= 0:
+                self._active.remove(flight)
+                self._ended[flight.number] = self.now
         self._start()
 
     def until_done(self, number: int) -> float:
         """Let time pass until a reduction has ended, if it has not yet. Returns the seconds at which it ended."""
-        while math.isinf(self._ended[number]):
+        while self._ended[number] == math.inf:
             self.change()
         return self._ended[number]
 
-    def _until_change(self) -> float:
-        rate = self._rate()
-        return min((_left(flight, rate) for flight in self._active), default=math.inf)
-
     def _pass(self, seconds: float) -> None:
-        rate = self._rate()
-        if not any(map(_transfers, self._active)):
+        if not self._transferring:
             self._saved = min(self._link.burst, self._saved + seconds)
         for flight in self._active:
             if flight.latency > 0:
                 flight.latency = _less(flight.latency, seconds)
             elif flight.transfer > 0:
-                flight.transfer = _less(flight.transfer, seconds * rate)
+                flight.transfer = _less(flight.transfer, seconds * self._rate)
             else:
                 flight.after = _less(flight.after, seconds)
 
     def _spend(self) -> None:
         """Transfer at once what the link has saved up."""
-        for flight in filter(_transfers, self._active):
-            used = min(self._saved, flight.transfer)
-            flight.transfer = _less(flight.transfer, used)
-            self._saved -= used
+        if self._saved <= 0:
+            return
+        for flight in self._active:
+            if flight.latency <= 0 and flight.transfer > 0:
+                used = min(self._saved, flight.transfer)
+                flight.transfer = _less(flight.transfer, used)
+                self._saved -= used
 
     def _start(self) -> None:
         while self._waiting and len(self._active) < self._at_once:
             flight = self._waiting.popleft()
-            if _is_done(flight):
+            if flight.latency <= 0 and flight.transfer <= 0 and flight.after <= 0:
                 self._ended[flight.number] = self.now
             else:
                 self._active.append(flight)
         self._spend()
+        self._look()
 
-    def _rate(self) -> float:
-        """The part of the link that each reduction has which transfers now."""
-        sharing = sum(map(_transfers, self._active))
-        return 1.0 if sharing < 2 else 1.0 / (sharing * self._link.sharing)
-
-
-def _transfers(flight: _Flight) -> bool:
-    """Whether its bytes are on the link now."""
-    return flight.latency <= 0 and flight.transfer > 0
-
-
-def _left(flight: _Flight, rate: float) -> float:
-    """Seconds until the flight's present phase is over."""
-    if flight.latency > 0:
-        return flight.latency
-    return flight.transfer / rate if flight.transfer > 0 else flight.after
+    def _look(self) -> None:
+        """Find out how many reductions are on the link now, its part that each has, and when something changes next."""
+        transferring = 0
+        for flight in self._active:
+            if flight.latency <= 0 and flight.transfer > 0:
+                transferring += 1
+        rate = 1.0 if transferring < 2 else 1.0 / (transferring * self._link.sharing)
+        soonest = math.inf
+        for flight in self._active:
+            if flight.latency > 0:
+                left = flight.latency
+            elif flight.transfer > 0:
+                left = flight.transfer / rate
+            else:
+                left = flight.after
+            if left < soonest:
+                soonest = left
+        self._transferring, self._rate, self._until_change = transferring, rate, soonest
 
 
 def _less(value: float, passed: float) -> float:
     left = value - passed
     return left if left > _EPSILON else 0.0
-
-
-def _is_done(flight: _Flight) -> bool:
-    return flight.latency <= 0 and flight.transfer <= 0 and flight.after <= 0

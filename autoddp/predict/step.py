@@ -19,7 +19,7 @@ from autoddp.bench import LinkModel
 from autoddp.knobs import BY_NAME, TRIED_FIRST, Configuration, Knob, Reach
 from autoddp.knobs.computing import CUDA_GRAPHS, WHOLE_MODEL
 from autoddp.knobs.ddp_arguments import BATCHED_GRAD_COPY, BROADCAST_BUFFERS, GRADIENT_AS_BUCKET_VIEW
-from autoddp.knobs.hook import POWERSGD_BATCHED, POWERSGD_FACTORS, StepModel, hook_of
+from autoddp.knobs.hook import POWERSGD_BATCHED, POWERSGD_FACTORS, CommHook, StepModel, hook_of
 from autoddp.knobs.micro_batches import DEFER_REDUCTIONS
 from autoddp.predict.coefficients import Coefficients
 from autoddp.predict.network import Link, Network
@@ -63,62 +63,130 @@ def step_seconds(
     profile: Profile, configuration: Configuration, coefficients: Coefficients | None = None
 ) -> float | None:
     """Seconds of a step of the script; None where the model does not know the configuration."""
-    if not predictable(profile, configuration):
-        return None
-    found = coefficients or profile.coefficients
-    slower = found.pace * _times(configuration, found)
-    fixed, of_pass = profile.fixed * slower, (profile.before + profile.backward) * slower
-    reductions = 1 if DEFER_REDUCTIONS.of(configuration) else profile.reductions
-    reducing = _reducing(profile, configuration, found, slower, fixed + (profile.passes - reductions) * of_pass)
-    if reductions > 1:  # each further pass begins where the one before it has ended, so they all take as long
-        reducing += (reductions - 1) * _reducing(profile, configuration, found, slower, 0.0)
-    # A deferred reduction has its broadcast all the same: the buffers are to be those of the script as written.
-    reducing += profile.reductions * _broadcast(profile, found)
-    together = configuration.steps_per_update
-    return (reducing + (together - 1) * (fixed + profile.passes * of_pass)) / together
+    return Steps(profile).seconds(configuration, coefficients or profile.coefficients)
+
+
+class Steps:
+    """The steps of one job, for many coefficients: what does not depend on them is worked out once.
+
+    steps = Steps(profile)
+    steps.seconds(configuration, coefficients)       # as step_seconds(profile, configuration, coefficients)
+    """
+
+    def __init__(self, profile: Profile) -> None:
+        self._profile = profile
+        self._plans: dict[Configuration, _Plan | None] = {}
+
+    def seconds(self, configuration: Configuration, found: Coefficients) -> float | None:
+        """Seconds of a step of the script; None where the model does not know the configuration."""
+        profile = self._profile
+        if configuration not in self._plans:
+            known = predictable(profile, configuration)
+            self._plans[configuration] = _plan(profile, configuration) if known else None
+        plan = self._plans[configuration]
+        if plan is None:
+            return None
+        slower = found.pace * found.computing.get(plan.computing_key, 1.0)
+        fixed, of_pass = profile.fixed * slower, (profile.before + profile.backward) * slower
+        reducing = _reducing(profile, plan, found, slower, fixed + (profile.passes - plan.reductions) * of_pass)
+        if plan.reductions > 1:  # each further pass begins where the one before it has ended, so they all take as long
+            reducing += (plan.reductions - 1) * _reducing(profile, plan, found, slower, 0.0)
+        # A deferred reduction has its broadcast all the same: the buffers are to be those of the script as written.
+        reducing += profile.reductions * _broadcast(profile, found)
+        return (reducing + (plan.together - 1) * (fixed + profile.passes * of_pass)) / plan.together
 
 
 def computing_seconds(profile: Profile, configuration: Configuration) -> float:
     """Seconds of a step under the configuration in which gradients travel in no time."""
-    return profile.computing * _times(configuration, profile.coefficients)
+    return profile.computing * profile.coefficients.computing.get(computing_key(configuration), 1.0)
 
 
-def _times(configuration: Configuration, found: Coefficients) -> float:
-    """How many times as long computing takes as in the script as written: threads and the like change it."""
-    return found.computing.get(computing_key(configuration), 1.0)
+@dataclass(frozen=True)
+class _Bucket:
+    """One of the buckets into which a configuration cuts the gradients."""
+
+    latest: float
+    """Seconds of the backward pass after which it is complete, and all before it: DDP launches buckets in order."""
+    bytes: int
+    elements: int
+    factors: tuple[float, float] = (0, 0)
+    """Bytes of the two reductions that PowerSGD makes for it."""
+    shapes: int = 0
+    """Number of the shapes that its matrices have, under PowerSGD."""
+    is_last: bool = False
 
 
-def _reducing(
-    profile: Profile, configuration: Configuration, found: Coefficients, slower: float, ahead: float
-) -> float:
+@dataclass(frozen=True)
+class _Plan:
+    """What a step does under a configuration, however long that takes."""
+
+    buckets: tuple[_Bucket, ...]
+    bytes: int
+    copies: float
+    """The part of the copies between gradients and buckets that is made, by the configuration or by the script."""
+    hook: CommHook | None
+    rank: int
+    computing_key: str
+    reductions: int
+    together: int
+    """So many steps of the script are one."""
+
+
+def _plan(profile: Profile, configuration: Configuration) -> _Plan:
+    hook = hook_of(configuration)
+    rank: Any = configuration[hook.rank_knob] if hook and hook.predicted_as == "low rank" else 0
+    batched, width = bool(POWERSGD_BATCHED.of(configuration)), 2 if POWERSGD_FACTORS.of(configuration) else 0
+    at_end = CUDA_GRAPHS.of(configuration) == WHOLE_MODEL  # one graph has all gradients ready at its end
+    cut = buckets(profile.gradients, profile.order, Cuts.of(profile.ddp_arguments, configuration))
+    found: list[_Bucket] = []
+    latest = 0.0
+    for number, places in enumerate(cut):
+        latest = max(latest, profile.backward if at_end else max(profile.ready[place] for place in places))
+        gradients = [profile.gradients[place] for place in places]
+        sizes = sum(gradient.bytes for gradient in gradients), sum(gradient.elements for gradient in gradients)
+        factors: tuple[float, float] = (0, 0)
+        shapes = 0
+        if rank:
+            factors = low_rank_bytes(gradients, rank, batched, width)
+            shapes = 1 if batched else len({one.shape for one in gradients if len(one.shape) > 1})
+        found.append(_Bucket(latest, *sizes, factors, shapes, number == len(cut) - 1))
+    return _Plan(
+        buckets=tuple(found),
+        bytes=profile.gradient_bytes,
+        copies=_copies(profile, configuration),
+        hook=hook,
+        rank=rank,
+        computing_key=computing_key(configuration),
+        reductions=1 if DEFER_REDUCTIONS.of(configuration) else profile.reductions,
+        together=configuration.steps_per_update,
+    )
+
+
+def _reducing(profile: Profile, plan: _Plan, found: Coefficients, slower: float, ahead: float) -> float:
     """Seconds of a pass that reduces, and of all that is computed `ahead` of it since the reduction before."""
     link = _link(profile.link, found)
     thread = _Thread(Network(link, AT_ONCE.get(profile.backend, 1)), found, profile.backend == "gloo")
     thread.compute(ahead + profile.before * slower)
-    at_end = CUDA_GRAPHS.of(configuration) == WHOLE_MODEL  # one graph has all gradients ready at its end
     done = 0.0
-    hook = _hook(profile, configuration, found)
-    cut = buckets(profile.gradients, profile.order, Cuts.of(profile.ddp_arguments, configuration))
-    latest = 0.0
-    copies = _copies(profile, configuration) * found.copying
-    for number, places in enumerate(cut):
-        # DDP launches buckets in order: one that is complete waits for those before it.
-        latest = max(latest, profile.backward if at_end else max(profile.ready[place] for place in places))
-        thread.compute(max(0.0, latest - done) * slower)
-        done = max(done, latest)
-        gradients = [profile.gradients[place] for place in places]
-        thread.work(sum(gradient.bytes for gradient in gradients) * copies / 2)
-        hook.launch(thread, gradients, number == len(cut) - 1)
+    hook = _hook(plan, found)
+    copies = plan.copies * found.copying
+    for bucket in plan.buckets:
+        thread.compute(max(0.0, bucket.latest - done) * slower)
+        done = max(done, bucket.latest)
+        thread.work(bucket.bytes * copies / 2)
+        hook.launch(thread, bucket)
     thread.compute(max(0.0, profile.backward - done) * slower)
     thread.wait_for_all()
-    thread.finish(profile.gradient_bytes * copies / 2)
+    thread.finish(plan.bytes * copies / 2)
     return thread.now
 
 
 def _broadcast(profile: Profile, found: Coefficients) -> float:
     """Seconds of a broadcast of the buffers, for which all ranks wait: as long as a reduction of as many bytes."""
+    if not profile.buffer_bytes:
+        return 0.0
     link = _link(profile.link, found)
-    return link.latency + link.transfer(profile.buffer_bytes) if profile.buffer_bytes else 0.0
+    return link.latency + link.transfer(profile.buffer_bytes)
 
 
 def _copies(profile: Profile, configuration: Configuration) -> float:
@@ -158,7 +226,10 @@ class _Thread:
         left = seconds
         while left > 0:
             self.network.advance(self.now)
-            pace = 1.0 / (1.0 + self._stretch) if self.network.busy else 1.0
+            if not self.network.busy:
+                self.now += left
+                return
+            pace = 1.0 / (1.0 + self._stretch)
             change = self.network.next_change
             if self.now + left / pace <= change:
                 self.now += left / pace
@@ -204,9 +275,9 @@ class _Thread:
 class _Hook:
     """No hook: each bucket travels as it is."""
 
-    def launch(self, thread: _Thread, gradients: Sequence[Gradient], is_last: bool) -> None:
+    def launch(self, thread: _Thread, bucket: _Bucket) -> None:
         """A bucket is complete."""
-        thread.launch(sum(gradient.bytes for gradient in gradients))
+        thread.launch(bucket.bytes)
 
 
 @dataclass
@@ -214,40 +285,36 @@ class _SixteenBits(_Hook):
     rounding: float
     call: float
 
-    def launch(self, thread: _Thread, gradients: Sequence[Gradient], is_last: bool) -> None:
+    def launch(self, thread: _Thread, bucket: _Bucket) -> None:
         """Two bytes of each value travel; the result is converted back before the next reduction begins."""
-        seconds = self.rounding * sum(gradient.bytes for gradient in gradients)
+        seconds = self.rounding * bucket.bytes
         thread.work(seconds + self.call)
-        thread.launch(2 * sum(gradient.elements for gradient in gradients), seconds)
+        thread.launch(2 * bucket.elements, seconds)
 
 
 class _LowRank(_Hook):
     """PowerSGD, in the order of `worker.hooks.powersgd`: each call finishes the first half of the bucket before."""
 
-    def __init__(self, rank: int, configuration: Configuration, found: Coefficients) -> None:
-        self._rank = rank
-        self._batched = bool(POWERSGD_BATCHED.of(configuration))
-        self._width = 2 if POWERSGD_FACTORS.of(configuration) else 0
+    def __init__(self, rank: int, found: Coefficients) -> None:
         # A pass reads the gradients once, whatever the rank is, and computes a little more for each further rank.
-        self._seconds = found.low_rank + found.further_rank * (self._rank - 1)
+        self._seconds = found.low_rank + found.further_rank * (rank - 1)
         # Factors are made orthogonal row by row.
         self._call = found.call
-        self._shape = found.shape + found.further_row * (self._rank - 1)
+        self._shape = found.shape + found.further_row * (rank - 1)
         self._crowding = found.crowding
         self._first: list[tuple[int, float, float]] = []
         self._second: list[tuple[int, float]] = []
 
-    def launch(self, thread: _Thread, gradients: Sequence[Gradient], is_last: bool) -> None:
+    def launch(self, thread: _Thread, bucket: _Bucket) -> None:
         """The first factors travel; for the last bucket all that is left is done."""
-        first, second = low_rank_bytes(gradients, self._rank, self._batched, self._width)
-        seconds = self._seconds * sum(gradient.bytes for gradient in gradients)
+        first, second = bucket.factors
+        seconds = self._seconds * bucket.bytes
         thread.work(seconds)
-        shapes = 1 if self._batched else len({one.shape for one in gradients if len(one.shape) > 1})
-        self._first.append((thread.launch(first), second, seconds + self._call + shapes * self._shape))
+        self._first.append((thread.launch(first), second, seconds + self._call + bucket.shapes * self._shape))
         if len(self._first) > 1:
             thread.work(self._crowding)
             self._second_half(thread)
-        if is_last:
+        if bucket.is_last:
             self._second_half(thread)
             for number, product in self._second:
                 thread.wait(number)
@@ -260,14 +327,12 @@ class _LowRank(_Hook):
         self._second.append((thread.launch(size), seconds))
 
 
-def _hook(profile: Profile, configuration: Configuration, found: Coefficients) -> _Hook:
-    hook = hook_of(configuration)
-    if hook is None:
+def _hook(plan: _Plan, found: Coefficients) -> _Hook:
+    if plan.hook is None:
         return _Hook()
-    if hook.predicted_as == "16 bits":
+    if plan.hook.predicted_as == "16 bits":
         return _SixteenBits(found.rounding, found.call)
-    rank: Any = configuration[hook.rank_knob]
-    return _LowRank(rank, configuration, found)
+    return _LowRank(plan.rank, found)
 
 
 def low_rank_bytes(

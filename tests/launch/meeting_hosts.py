@@ -4,7 +4,7 @@
         hosts = meetings.hold(lab, lambda host: ["--nnodes", "2", ...])     # one result for each host
         hosts[0].address
 
-Run as a script this is the process that forks: it has one thread, so its children may enter the hosts' namespaces.
+The process that forks them has one thread, so its children may enter the hosts' namespaces.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import forks
 from forks import enter_host
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
@@ -34,7 +35,9 @@ from autoddp.network import gathering
 from autoddp.torchrun import meetings, options
 
 PATIENCE = 150  # seconds; a meeting takes 1 to 7
-UNSET = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+UNSET = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "AUTODDP_VERBOSE")
+PATHS = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1])]
+PROGRAM = f"import sys; sys.path[:0] = {PATHS}; import meeting_hosts; meeting_hosts.serve()"
 
 
 @dataclass
@@ -56,18 +59,23 @@ class Meetings:
     """Holds the forking process; a result that does not come within `limit` seconds is a failure of the test."""
 
     def __init__(self) -> None:
-        env = {name: value for name, value in os.environ.items() if name not in UNSET}
-        paths = [str(Path(__file__).resolve().parents[1]), *filter(None, [env.get("PYTHONPATH")])]
-        env["PYTHONPATH"] = os.pathsep.join(paths)
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        self._process = subprocess.Popen([sys.executable, __file__], env=env, bufsize=0, **pipes)
+        from launchers import environment  # imports pytest, which the launchers do without
+
+        env = {name: value for name, value in environment().items() if name not in UNSET}
+        orders, results = os.pipe(), os.pipe()
+        with open(orders[0], "rb") as stdin, open(results[1], "wb") as stdout:
+            self._process = forks.popen(["-c", PROGRAM], env=env, stdin=stdin, stdout=stdout)
+        self._orders = os.fdopen(orders[1], "wb", buffering=0)
+        self._results = os.fdopen(results[0], "rb", buffering=0)
 
     def __enter__(self) -> Meetings:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._process.kill()
-        self._process.communicate()
+        self._process.wait(PATIENCE)
+        self._orders.close()
+        self._results.close()
 
     def hold(
         self,
@@ -88,13 +96,12 @@ class Meetings:
                 "plan": plan(host),
                 "planted": {name: values[host] for name, values in planted.items()},
             }
-            self._process.stdin.write(json.dumps(order).encode() + b"\n")
-            self._process.stdin.flush()
+            self._orders.write(json.dumps(order).encode() + b"\n")
         found: dict[int, Host] = {}
         while len(found) < len(lab):
-            ready, _, _ = select.select([self._process.stdout], [], [], PATIENCE)
+            ready, _, _ = select.select([self._results], [], [], PATIENCE)
             assert ready, f"waited {PATIENCE} s for the launchers of all hosts; {found} came to an end"
-            line = self._process.stdout.readline()
+            line = self._results.readline()
             assert line, "the launchers have ended"
             result = json.loads(line)
             number = result.pop("host")
@@ -182,7 +189,3 @@ def serve() -> None:
         os.waitpid(pid, 0)
         os.write(results, said)
         os._exit(0)
-
-
-if __name__ == "__main__":
-    serve()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from launchers import AUTODDP, SCRIPTS, TORCHRUN, forked, start
+from launchers import AUTODDP, SCRIPTS, TORCHRUN, forked, start, whole
 
 from autoddp.knobs import Configuration
 from autoddp.recipe import Evidence, Fits, MadeBy, Recipe, save
@@ -79,7 +79,9 @@ def a_recipe() -> Recipe:
     return Recipe(made_by, fits, Configuration({"gradient_as_bucket_view": True}), evidence)
 
 
-@pytest.mark.parametrize("options", [["--trials", "0"], ["--recipe", "recipe.toml"]], ids=["as torchrun", "recipe"])
+@pytest.mark.parametrize(
+    "options", [whole(["--trials", "0"]), ["--recipe", "recipe.toml"]], ids=["as torchrun", "recipe"]
+)
 def test_the_terminal_shows_what_torchrun_shows(under_torchrun: bytes, tmp_path: Path, options: list[str]) -> None:
     """Byte for byte, after autoddp's own lines, which are whole lines before the job's first byte."""
     (tmp_path / "job").mkdir()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from fake_worker import facts
-from launchers import AUTODDP, SCRIPTS, start, wait_for
+from launchers import BRIEF, SCRIPTS, start, wait_for
 from test_tuned_hosts import rendezvous
 from test_tuned_scripts import summary
 
@@ -205,29 +205,30 @@ def test_a_package_in_a_folder_and_a_pipe(job: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_killed_launchers_study_goes_on(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    words = ["--nproc-per-node", "2", "--trials", "6", "--all-trials", "--tune-only", "--diagnose-budget", "0", PLAIN]
-    first = start(AUTODDP, folder, words, {"TUNED_TIMES_LONGER": "1000"})
-    wait_for(lambda: "trial 4/6" in first.stderr, "the fourth trial")
+    words = ["--nproc-per-node", "2", "--trials", "4", "--all-trials", "--tune-only", "--diagnose-budget", "0", PLAIN]
+    first = start(BRIEF, folder, words, {"TUNED_TIMES_LONGER": "1000"})
+    wait_for(lambda: "trial 2/4" in first.stderr, "the second trial")
     first.process.kill()
     first.process.wait(30)
     wait_for(lambda: not first.processes(), "the end of every process")
     (cut_off,) = folder.glob(".autoddp/2*")
     known = (cut_off / "journal.jsonl").read_text().splitlines()
 
-    other = start(AUTODDP, folder, ["--allow", "exact", *words], {"TUNED_TIMES_LONGER": "1000"})
-    wait_for(lambda: other.stderr.count("trial 1/6") == 2, "a trial of another study")  # all write to one file
+    other = start(BRIEF, folder, ["--allow", "exact", *words], {"TUNED_TIMES_LONGER": "1000"})
+    wait_for(lambda: other.stderr.count("trial 1/4") == 2, "a trial of another study")  # all write to one file
     other.process.terminate()
     assert other.process.wait(60) == 143
+    assert other.processes() == []
     assert "going on with the study" not in other.stderr
 
-    again = start(AUTODDP, folder, words, {"TUNED_TIMES_LONGER": "1000"}).wait()
+    again = start(BRIEF, folder, words, {"TUNED_TIMES_LONGER": "1000"}).wait()
     assert again.returncode == 0, again.stderr[-2000:]
     said = f"going on with the tuning run {cut_off.name}, cut off after {len(known)} measurements; --fresh begins anew"
     assert said in again.stderr
     newest = max(folder.glob(".autoddp/2*"))
     assert (newest / "journal.jsonl").read_text().splitlines()[: len(known)] == known
     study = summary(again)
-    assert len(study["trials"]) == 6
+    assert len(study["trials"]) == 4
     assert (folder / "scripts.plain.autoddp.toml").exists()
     assert not (newest / "study.json").exists()
 
@@ -244,7 +245,7 @@ def test_several_hosts_go_on_together(lab, tmp_path, number):
         where = ["--nnodes", "2", "--nproc-per-node", "1"]
         return [
             start(
-                AUTODDP,
+                BRIEF,
                 tmp_path / f"host{host}",
                 [*where, *rendezvous(hosts, "static", host), *words],
                 env,

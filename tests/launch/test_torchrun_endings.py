@@ -22,7 +22,7 @@ STARTS = {"restarted": {"0", "1"}, "restarts_spent": {"0", "1"}}  # elsewhere th
 @pytest.fixture(
     scope="module",
     params=[
-        "success",
+        whole("success"),  # test_torchrun_parity.py has it too
         whole("exit_1"),
         "recorded",
         whole("restarts_spent"),

@@ -3,11 +3,12 @@
 import logging
 
 import pytest
-from launchers import REPORTER, SIDES, side_by_side
+from launchers import REPORTER, SIDES, side_by_side, whole
 
 from autoddp.torchrun.surroundings import quiet_elastic
 
 LOGS = ["--nproc-per-node", "2", "--log-dir", "{out}/logs"]
+FILTERS = ["--local-ranks-filter", "1", "--duplicate-stdout-filters", "rank"]
 # name: words, files below the job's log folder, one line that the console shows and one that it does not
 OUTPUTS = {
     "redirects": (
@@ -23,15 +24,15 @@ OUTPUTS = {
         "rank 1 on stdout",
     ),
     "filtered": (
-        [*LOGS, "-t", "3", "--local-ranks-filter", "1", "--duplicate-stdout-filters", "rank", REPORTER],
+        [*LOGS, "-t", "3", "--role", "trainer", *FILTERS, REPORTER],
         ["0/stderr.log", "0/stdout.log", "1/stderr.log", "1/stdout.log", "filtered_stdout.log"],
-        "[default1]:rank 1 on stderr",
-        "[default0]:rank 0 on stderr",
+        "[trainer1]:rank 1 on stderr",
+        "[trainer0]:rank 0 on stderr",
     ),
 }
 
 
-@pytest.fixture(scope="module", params=OUTPUTS)
+@pytest.fixture(scope="module", params=["redirects", whole("tee"), "filtered"])
 def output(request, tmp_path_factory):
     words, files, shown, hidden = OUTPUTS[request.param]
     return side_by_side(tmp_path_factory.mktemp(request.param), words), files, shown, hidden

@@ -21,12 +21,16 @@ WAYS = {
     "run_path": ([*TWO, "--run-path", REPORTER, "a"], {}, 2),
     "standalone": (["--standalone", "--nproc_per_node=2", "--role", "trainer", REPORTER], {}, 2),
     "static": ([*TWO, "--master-port", "{port}", "--rdzv-id", "job7", "--max-restarts=3", REPORTER], {}, 2),
-    "variables": ([REPORTER], {"PET_NPROC_PER_NODE": "2", "PET_ROLE": "trainer", "PET_STANDALONE": "1"}, 2),
+    "variables": (
+        [REPORTER, *SCRIPT_ARGUMENTS],
+        {"PET_NPROC_PER_NODE": "2", "PET_ROLE": "trainer", "PET_STANDALONE": "1"},
+        2,
+    ),
     "abbreviated": (["--nproc-per", "2", "--stand", "--virtual-local-rank", REPORTER], {}, 2),
 }
 
 
-SHORT = {"script", "no_python", "static", "variables"}
+SHORT = {"no_python", "static", "variables"}
 
 
 @pytest.fixture(scope="module", params=[name if name in SHORT else whole(name) for name in WAYS])
@@ -52,7 +56,8 @@ def test_worker_is_started_as_under_torchrun(way):
     assert comparable(both["autoddp"]) == comparable(both["torchrun"])
 
 
-def test_nothing_is_left_in_the_folder(way):
+def test_nothing_is_left(way):
     both, _ = way
     files = {side: sorted(path.name for path in launch.folder.iterdir()) for side, launch in both.items()}
     assert files["autoddp"] == files["torchrun"]
+    assert {side: launch.processes() for side, launch in both.items()} == {side: [] for side in SIDES}

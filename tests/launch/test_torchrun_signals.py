@@ -4,7 +4,7 @@ import contextlib
 import signal
 
 import pytest
-from launchers import REPORTER, SIDES, start, wait_for
+from launchers import REPORTER, SIDES, start, wait_for, whole
 
 WORDS = ["--nproc-per-node", "2", REPORTER, "--wait"]
 # name: signal, what the launcher is told about signals, what the workers are sent
@@ -15,7 +15,7 @@ SIGNALS = {
 }
 
 
-@pytest.fixture(scope="module", params=SIGNALS)
+@pytest.fixture(scope="module", params=["SIGINT", whole("SIGTERM"), "SIGUSR1"])
 def signalled(request, tmp_path_factory):
     """Both launchers, ended by a signal once their workers were ready for it."""
     number, words, _ = SIGNALS[request.param]

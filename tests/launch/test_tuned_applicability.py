@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from launchers import AUTODDP, SCRIPTS, TORCHRUN, start, whole
+from launchers import BRIEF, SCRIPTS, TORCHRUN, start, whole
 
 from autoddp.knobs import Configuration
 from autoddp.recipe import load, save
@@ -17,7 +17,7 @@ SCRIPT = [str(SCRIPTS / "large_batch.py"), "--clears", "by hand"]
 
 def launched(folder, *words):
     environment = {"TUNED_TIMES_LONGER": "1000"}
-    launch = start(AUTODDP, folder, ["--nproc-per-node", "2", *words, *SCRIPT], environment).wait()
+    launch = start(BRIEF, folder, ["--nproc-per-node", "2", *words, *SCRIPT], environment).wait()
     assert launch.returncode == 0, launch.stderr[-2000:]
     return launch
 
@@ -54,7 +54,7 @@ def test_a_recipe_with_cuda_graphs(tuned, tmp_path):
 def test_ranks_that_the_script_has_started_are_not_tuned(tmp_path):
     """They would take no orders, and all would wait for each other."""
     words = ["--nproc-per-node", "2", "--trials", "2", "--tune-only", str(SCRIPTS / "own_ranks.py")]
-    launch = start(AUTODDP, tmp_path / "out", words).wait()
+    launch = start(BRIEF, tmp_path / "out", words).wait()
     assert "no recipe was written: the script trains with 4 ranks, and autoddp has started 2" in launch.stderr
     assert launch.processes() == []
 
@@ -65,7 +65,7 @@ def test_a_job_in_which_a_rank_trains_nothing_runs_as_written(ranks, tmp_path):
     words = ["--nproc-per-node", str(ranks)]
     script = str(SCRIPTS / "learners.py")
     plain = start(TORCHRUN, tmp_path / "torchrun", [*words, script]).wait()
-    launch = start(AUTODDP, tmp_path / "out", [*words, "--trials", "2", script]).wait()
+    launch = start(BRIEF, tmp_path / "out", [*words, "--trials", "2", script]).wait()
     assert "not tuned, launching as written: rank 0 has not trained a DDP model" in launch.stderr
     assert launch.returncode == plain.returncode == 0
     left = [[torch.load(of.folder / f"rank{rank}.pt") for rank in range(ranks)] for of in (plain, launch)]

@@ -21,12 +21,12 @@ def test_planted_failure(kind, tmp_path):
         SOONER,
         tmp_path / "run",
         f"planted_failure.py --kind {kind}",
-        *("--trials", "4", "--diagnose-budget", "0"),
+        *("--trials", "2", "--diagnose-budget", "0"),
         env={"TUNED_TIMES_LONGER": "12"},
     )
     assert launch.returncode == 0, launch.stderr[-2000:]
     trials = summary(launch)["trials"]
-    assert len(trials) == 4
+    assert len(trials) == 2
     failed = [trial for trial in trials if trial["state"] == "failed"]
     assert failed
     assert all("gradient_as_bucket_view" in trial["configuration"] for trial in failed)
@@ -36,6 +36,7 @@ def test_planted_failure(kind, tmp_path):
     assert launch.processes() == []
 
 
+@pytest.mark.whole  # test_tuned_scripts.py has one whose ranks say by an error that they differ
 def test_a_script_that_ends_early_without_an_error(tmp_path):
     """After steps without reduction its ranks differ. It notices that, and ends with exit code 0."""
     # Without a budget, a busy machine could end tuning after 30 s, before the third start has ended.

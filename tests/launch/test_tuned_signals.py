@@ -7,7 +7,7 @@ import time
 
 import psutil
 import pytest
-from launchers import AUTODDP, SCRIPTS, start, wait_for, whole
+from launchers import BRIEF, SCRIPTS, start, wait_for, whole
 
 from autoddp.processes.signals import ONE_SIGNAL
 
@@ -40,7 +40,7 @@ def tuning(moment, tmp_path):
     script.write_text(SCRIPT)
     signals = ["--signals-to-handle", "SIGTERM,SIGINT,SIGUSR1,SIGNONSENSE"]
     words = ["--nproc-per-node", "2", "--trials", "1000", "--diagnose-budget", "0", *signals, str(script), moment]
-    launch = start(AUTODDP, tmp_path / "run", words)
+    launch = start(BRIEF, tmp_path / "run", words)
     if moment == "start-up":
         logs = ".autoddp/2*/attempt0/*/*/*/stdout.log"
         wait_for(lambda: sum("waits" in p.read_text() for p in launch.folder.glob(logs)) == 2, "the ranks")
@@ -60,7 +60,10 @@ def nothing_else_happened(launch):
     assert "launching" not in launch.stderr
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 138)])
+# SIGINT is below, and test_resuming.py has SIGTERM
+@pytest.mark.parametrize(
+    ("number", "code"), [whole(signal.SIGINT, 130), whole(signal.SIGTERM, 143), (signal.SIGUSR1, 138)]
+)
 @pytest.mark.parametrize("moment", [whole("start-up"), whole("baseline"), "trial"])
 def test_one_signal(moment, number, code, tmp_path):
     launch = tuning(moment, tmp_path)

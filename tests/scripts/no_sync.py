@@ -17,7 +17,7 @@ def main() -> None:
     rank = start()
     model = DDP(network())
     sgd = optimizer(model)
-    for number, (inputs, targets) in enumerate(batches(120 * ACCUMULATE, rank), start=1):
+    for number, (inputs, targets) in enumerate(batches(30 * ACCUMULATE, rank), start=1):
         last = number % ACCUMULATE == 0
         with contextlib.nullcontext() if last else model.no_sync():
             (loss(model(inputs), targets) / ACCUMULATE).backward()

@@ -9,6 +9,7 @@ and its bytes over the link, and what has not ended when backward ends is expose
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import random
@@ -228,7 +229,12 @@ class SimulatedJob:
 
     def best(self, rung: Rung) -> float:
         """The true seconds of the best configuration that a study can try on that rung."""
-        return min(self.cost(configuration) for configuration in every(Space(rung, facts())))
+        return min(map(self.cost, _all_of(rung)))
+
+
+@functools.cache
+def _all_of(rung: Rung) -> tuple[Configuration, ...]:
+    return tuple(every(Space(rung, facts())))
 
 
 def every(space: Space) -> Iterator[Configuration]:
