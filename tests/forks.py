@@ -178,7 +178,8 @@ def _with_torch() -> Preloaded:
         for name in _LAUNCHERS:
             importlib.import_module(name)
     inspect.stack()  # torch asks for it in each launcher; Python looks up the file of each module for its first answer
-    inspect.modulesbyfile["<frozen runpy>"] = "runpy"  # without a file it would be looked for each time
+    for name in ("<frozen runpy>", "<string>"):
+        inspect.modulesbyfile[name] = "runpy"  # without a file it would be looked for each time; -c has "<string>"
     gc.freeze()  # what was imported is no garbage: no fork has to look there, which would copy each of its pages
     gc.enable()
     return preloaded

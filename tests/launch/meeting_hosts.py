@@ -9,6 +9,9 @@ The process that forks them has one thread, so its children may enter the hosts'
 
 from __future__ import annotations
 
+import gc
+import importlib
+import inspect
 import json
 import os
 import select
@@ -167,6 +170,9 @@ def set_clock(clock: Callable[[], float], ahead: float) -> None:
 
 def serve() -> None:
     options.load_torchrun()
+    importlib.import_module("psutil")  # so that no launcher has to do it
+    inspect.stack()  # torch asks each launcher for it: Python looks up the file of each module for its first answer
+    gc.freeze()  # what was imported is no garbage
     results = os.dup(1)
     os.dup2(2, 1)
     for line in sys.stdin:

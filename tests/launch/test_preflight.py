@@ -377,7 +377,7 @@ def test_a_host_that_stops_while_the_hosts_compare_themselves(lab, meetings, tmp
 
 
 @pytest.mark.lab
-@pytest.mark.parametrize("variables", [{}, {GLOO: "lo"}], ids=["as it is", "by loopback"])
+@pytest.mark.parametrize("variables", [{}, whole({GLOO: "lo"})], ids=["as it is", "by loopback"])
 def test_two_launchers_on_one_machine_without_a_network(lab, meetings, variables):
     hosts = lab(hosts=1)
     hosts.run(0, "ip", "link", "set", "eth0", "down")
