@@ -156,14 +156,26 @@ def test_a_balanced_pipeline_waits_for_no_rank(computing: tuple[float, ...]) -> 
     assert not suspected_late(pipeline(*computing))
 
 
-def test_stages_that_compute_one_after_another_are_not_told_to_divide_otherwise() -> None:
-    """Each rank waits for the other one's answer: the step takes as long, whatever each of them does."""
+def one_after_another() -> list[Process]:
+    """Each of two ranks waits for the other one's answer."""
     of_ranks: list[list[Call]] = [[], []]
     for n in range(60):
         at = 1.0 + n * 0.1
-        of_ranks[0] += [call(place(20, "send", "send"), -1, at, 1e-4), call(place(21, "recv", "recv"), -1, at, 0.088)]
-        of_ranks[1] += [call(place(23, "recv", "recv"), -1, at - 0.01, 0.011), call(place(24), -1, at + 0.088, 1e-4)]
-    assert not suspected_late(Recording(tuple(process(rank, calls) for rank, calls in enumerate(of_ranks))))
+        of_ranks[0] += [call(place(20, "send", "send"), -1, at, 1e-4), call(place(21, "recv", "recv"), -1, at, 0.068)]
+        of_ranks[1] += [call(place(23, "recv", "recv"), -1, at - 0.03, 0.031), call(place(24), -1, at + 0.068, 1e-4)]
+    return [process(rank, calls) for rank, calls in enumerate(of_ranks)]
+
+
+def test_stages_that_compute_one_after_another_are_not_told_to_divide_otherwise() -> None:
+    """A step takes as long, whatever each of them does."""
+    assert not suspected_late(Recording(tuple(one_after_another())))
+
+
+def test_a_rank_that_calls_nobody_holds_up_no_pipeline() -> None:
+    """It trains by itself, for example, while the others are a pipeline."""
+    step = place(30, "step of SGD", "step of SGD", None)
+    alone = process(2, [call(step, -1, 1.0 + n * 0.1, 0.0) for n in range(60)])
+    assert not suspected_late(Recording(tuple(replace(one, ranks=3) for one in (*one_after_another(), alone))))
 
 
 def test_parts_of_one_call_are_one_call() -> None:

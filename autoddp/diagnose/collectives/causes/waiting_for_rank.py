@@ -102,9 +102,10 @@ class WaitingForRank(Cause):
             return
         stands = [of_rank[rank].share_in_calls for rank in others]
         sends = [_share_of_sends(of_rank[rank]) for rank in others]
-        if sum(sends) < sum(stands) / 2:
+        longest_gap = _longest_gap(of_rank[late])
+        if sum(sends) < sum(stands) / 2 or longest_gap is None:
             return
-        before, after = _longest_gap(of_rank[late])
+        before, after = longest_gap
         seen = (
             f"rank {late} computes for {percent(busy[late])} of the time, the others for {percent(mean)}, and they "
             f"wait in what goes from one rank to another"
@@ -130,13 +131,13 @@ def _share_of_sends(process: Process) -> float:
     return seconds / process.seconds if process.seconds else 0.0
 
 
-def _longest_gap(process: Process) -> tuple[str, str]:
-    """The two lines between whose calls a rank spends most of its time."""
+def _longest_gap(process: Process) -> tuple[str, str] | None:
+    """The two lines between whose calls a rank spends most of its time; None where it calls hardly anything."""
     gaps: Counter[tuple[str, str]] = Counter()
     calls = [call for call in process.calls if call.place.group is not None]
     for one, following in pairwise(calls):
         gaps[one.place.where, following.place.where] += max(0.0, following.began - one.back)  # type: ignore[assignment]
-    return max(gaps, key=lambda lines: gaps[lines])
+    return max(gaps, key=lambda lines: gaps[lines], default=None)
 
 
 def _waiting(of_calls: Iterable[dict[int, Call]]) -> tuple[Counter[int], Counter[int]]:
