@@ -28,6 +28,8 @@ RANKS = ("--nproc-per-node", "2")
 LATE = 2.5  # seconds: a trace's daemon writes for two
 _ENDED = re.compile(r"(?:not tuned, launching as written|no recipe was written): *(.*)")
 _BEGINS_OR_ENDS = re.compile(r"trace (begins|ends): (\w+) (\w+)")
+Runs = Callable[[Room, Sequence[str], Mapping[str, str], float], Finished]
+"""How a command is run in a room, with further variables, until it ends or patience does: `Room.run`."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,12 @@ def autoddp_words(level: Level, room: Room, *more: str) -> list[str]:
 
 
 def tune(
-    level: Level, traces: Sequence[Trace], tune_only: bool = False, patience: float = 120, more: Sequence[str] = ()
+    level: Level,
+    traces: Sequence[Trace],
+    tune_only: bool = False,
+    patience: float = 120,
+    more: Sequence[str] = (),
+    run: Runs = Room.run,
 ) -> Outcome:
     """All these traces in one tuned run; `more` are further options of autoddp."""
     with Room(level.user) as room:
@@ -100,7 +107,7 @@ def tune(
         names = [trace.name for trace in traces]
         options = ["--tune-only"] if tune_only else []
         command = [*autoddp_words(level, room, *options, *more), *job_words(room, names)]
-        return _judged(room, names, lambda: room.run(command, level.env, patience), tune_only)
+        return _judged(room, names, lambda: run(room, command, level.env, patience), tune_only)
 
 
 def tune_framework(level: Level, one: Framework, earlier: Path | None, patience: float = 150) -> Outcome:
