@@ -4,6 +4,7 @@ import contextlib
 import gc
 import os
 import random
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -82,6 +83,8 @@ def pytest_collection_finish() -> None:
     """Nor is it for a fork, which would copy each page there that it looks at."""
     gc.freeze()
     gc.enable()
+    if "torch" in sys.modules:  # a second thread would wait for the next call by counting: twice the CPU time
+        sys.modules["torch"].set_num_threads(1)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -177,6 +177,9 @@ def _with_torch() -> Preloaded:
     with contextlib.suppress(Exception):  # where a package is broken, the launcher finds that out
         for name in _LAUNCHERS:
             importlib.import_module(name)
+        pages = importlib.import_module("autoddp.report.page")._environment()
+        for template in pages.list_templates(["html", "css"]):  # each launcher that tunes would compile them
+            pages.get_template(template)
     inspect.stack()  # torch asks for it in each launcher; Python looks up the file of each module for its first answer
     for name in ("<frozen runpy>", "<string>"):
         inspect.modulesbyfile[name] = "runpy"  # without a file it would be looked for each time; -c has "<string>"

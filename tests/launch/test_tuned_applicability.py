@@ -25,7 +25,7 @@ def launched(folder, *words):
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory):
     """Asked for what this machine and this script cannot have."""
-    words = ["--cuda-graphs", "--accumulate-up-to", "4", "--trials", "2", "--tune-only", "--diagnose-budget", "0"]
+    words = ["--cuda-graphs", "--accumulate-up-to", "4", "--trials", "1", "--tune-only", "--diagnose-budget", "0"]
     return launched(tmp_path_factory.mktemp("tuned") / "out", *words)
 
 

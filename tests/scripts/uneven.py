@@ -10,7 +10,7 @@ def main() -> None:
     sgd = optimizer(model)
     for epoch in range(3):
         with model.join():
-            for inputs, targets in batches(40 + 10 * rank, rank, seed=epoch):
+            for inputs, targets in batches(20 + 5 * rank, rank, seed=epoch):
                 sgd.zero_grad()
                 loss(model(inputs), targets).backward()
                 sgd.step()
