@@ -21,8 +21,9 @@ from typing import Any
 import torch
 import torch._dynamo  # the first optimizer imports it: seconds that each fork would spend again
 import torch.distributed as dist
+import trainings
 from by_hand import Loop
-from trainings import BY_HAND_UNTIL, MOMENTUM, STEPS, TRAININGS, parameters, statistics
+from trainings import BY_HAND_UNTIL_TURN, MOMENTUM, TRAININGS, parameters, statistics
 
 from autoddp.knobs import AS_WRITTEN, Configuration
 from autoddp.wire import BlockDone, Measure, Message, Ready, WorkerConfig
@@ -146,7 +147,8 @@ def _rank(rank: int, cell: Cell, folder: Path) -> dict[str, Any]:
     if cell.way == HEADROOM:
         MOMENTUM[0] = 0.0
     if cell.way == BY_HAND:
-        Loop(configuration.steps_per_update, BY_HAND_UNTIL.get(cell.training)).install()
+        until = trainings.TURN if cell.training in BY_HAND_UNTIL_TURN else None
+        Loop(configuration.steps_per_update, until).install()
     if cell.way == RECIPE:
         applying.start_applying(WorkerConfig(configuration=configuration.without_variables, static_graph=True))
     elif cell.way in (TUNED, HEADROOM):
@@ -172,7 +174,7 @@ class Study:
         self.found: dict[str, Any] = {"turned": False, "left out": {}}
         self._configuration = configuration
         at_once = configuration.steps_per_update
-        forever = {"warmup": 0, "steps": 100 * STEPS}
+        forever = {"warmup": 0, "steps": 100 * trainings.STEPS}
         compare = 1 if configuration.hook else 0
         self._orders = [
             Measure(0, AS_WRITTEN, 1, 2, reduce=not headroom),

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import launched
 import torch
 from cells import BY_HAND, HEADROOM, RECIPE, TUNED, WRITTEN, Cell, Matrix, Ran
-from trainings import DIFFER_ON_PURPOSE, NO_LOOP_BY_HAND, TRAININGS
+from trainings import DIFFER_ON_PURPOSE, NO_LOOP_BY_HAND, TRAININGS, shorten
 
 from autoddp.knobs import LIMITS, Configuration, GradientError, Rung, why_refused
 
@@ -61,12 +61,11 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 }
 TURNED = ("cap view batched", "static view", "defer 4 view", "static steps 2", "fp16 cap", "bf16 defer 4", "powersgd")
 """Also turned to while the training runs; the others are parts of these."""
-SHORT_TRAININGS = ("plain", "two DDP", "no_sync 2", "no_sync later", "micro short last", "micro unused")
+SHORT_TRAININGS = ("plain", "two DDP", "no_sync later", "micro short last", "micro unused")
 SHORT_TUNED = ("plain", "no_sync later", "micro unused")
 """Of these, those that are tuned as well: a recipe and a trial share what changes DDP."""
 SHORT_CONFIGURATIONS = ("caps", "defer 4 view", "steps 2", "powersgd")
 SHORT_CELLS = (
-    ("kept", RECIPE, "view"),
     ("kept", TUNED, "cap view batched"),
     ("flat later", RECIPE, "view"),
     ("one flat gradient", RECIPE, "view"),
@@ -193,7 +192,7 @@ def cells(only: str, short: bool) -> list[tuple[str, Cell]]:
     names = list(CONFIGURATIONS)
     found = []
     for number, training in enumerate(trainings):
-        if short:  # two for each training, so that each stands beside three trainings
+        if short:  # two for each training, so that each stands beside two trainings or three
             names = [SHORT_CONFIGURATIONS[(number + more) % len(SHORT_CONFIGURATIONS)] for more in (0, 1)]
         ways = [(name, RECIPE) for name in names]
         if not short or training in SHORT_TUNED:
@@ -261,6 +260,8 @@ def main() -> int:
     parser.add_argument("--short", action="store_true", help="the part that the tests run")
     args = parser.parse_args()
     began = time.monotonic()
+    if args.short:
+        shorten()
     found = run(args.only, args.short, None if args.json else _tell)
     if not args.only and not args.short:
         found += run_launched(None if args.json else _tell)

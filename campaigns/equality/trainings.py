@@ -21,6 +21,13 @@ STEPS, FEATURES, WIDTH, CLASSES, BATCH = 40, 32, 256, 8, 8
 TURN = STEPS // 2
 """The step from which on some trainings do something else."""
 
+
+def shorten() -> None:
+    """Leave trainings the steps that they need to be tuned: `make test` runs such ones."""
+    global STEPS, TURN
+    STEPS, TURN = 24, 12
+
+
 MOMENTUM = [0.9]
 """0 where ranks train apart for some steps: their parameters are put together again then, their optimizers are not."""
 
@@ -1183,8 +1190,8 @@ PARTS = ("masks added", "two passes")
 DIFFER_ON_PURPOSE = ("local SGD", "local SGD later", "ignored", "own hook local", *PARTS, *BESIDE, *HEADS)
 """Ranks end with other parameters, also under torchrun."""
 
-BY_HAND_UNTIL = {"second DDP later": TURN, "folds": TURN, "join later": TURN, "beside later": TURN}
-"""The step from which on several steps can be one no more."""
+BY_HAND_UNTIL_TURN = ("second DDP later", "folds", "join later", "beside later")
+"""From the step TURN on several steps can be one no more."""
 
 NO_LOOP_BY_HAND = ("noise scale", "kept later", "flat later", "skips", "skips by hand")
 """They clear gradients within each step: no loop makes several of them one. The steps that autoddp needs to see that

@@ -307,7 +307,7 @@ def test_a_recipe_leads_to_its_run(summary: Path, tmp_path: Path, capsys: Any) -
 
 def test_a_real_run(tmp_path: Path, capsys: Any) -> None:
     """Two gloo ranks on this machine: every trial is predicted, and the run's folder is what `predict` reads."""
-    job = [ROOT / "benchmarks/jobs/mlp.py", "--width", "512", "--steps", "100000"]
+    job = [ROOT / "benchmarks/jobs/mlp.py", "--width", "256", "--batch", "4", "--steps", "100000"]
     words = ["--nproc-per-node", "2", "--trials", "4", "--all-trials", "--tune-only", "--allow", "lossy"]
     words += ["--diagnose-budget", "0"]
     # With more cores than ranks, a trial would go to a number of threads, and what that gives is not predicted.

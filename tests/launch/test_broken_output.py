@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launchers import AUTODDP, SCRIPTS, Launch, forked, start, whole
+from launchers import BRIEF, SCRIPTS, Launch, forked, start, whole
 
 # A script that prints fails by itself on a full disk, as under torchrun.
 SCRIPT = f"""
@@ -29,7 +29,7 @@ finish(model)
 del model, sgd
 stop()
 """
-WORDS = ["--nproc-per-node", "2", "--trials", "2", "--allow", "exact", "--diagnose-budget", "0", "train.py"]
+WORDS = ["--nproc-per-node", "2", "--trials", "1", "--allow", "exact", "--diagnose-budget", "0", "train.py"]
 LONG = {"TUNED_TIMES_LONGER": "12"}
 REDIRECTED = {
     "closed": "{} >&- 2>&- <&-",
@@ -71,12 +71,12 @@ def test_the_job_runs(stdout: str, stderr: str, tmp_path: Path) -> None:
         def popen(argv: Sequence[str], **options: Any) -> Any:
             return forked(argv, **{**options, "stdout": opened(stdout), "stderr": opened(stderr)})
 
-        launch = start(AUTODDP, place(tmp_path), WORDS, LONG, popen).wait()
+        launch = start(BRIEF, place(tmp_path), WORDS, LONG, popen).wait()
     require_tuned_and_launched(launch)
 
 
 @pytest.mark.whole  # each start from nothing
 @pytest.mark.parametrize("kind", REDIRECTED)
 def test_the_job_of_a_shell_runs(kind: str, tmp_path: Path) -> None:
-    line = REDIRECTED[kind].format(shlex.join([*AUTODDP, *WORDS]))
+    line = REDIRECTED[kind].format(shlex.join([*BRIEF, *WORDS]))
     require_tuned_and_launched(start(("bash", "-c", line), place(tmp_path), [], LONG).wait())

@@ -9,11 +9,12 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
-from launchers import environment, wait_for, whole
+from launchers import FROM_NOTHING, environment, forked, wait_for, whole
 
 from autoddp.attempts import env_screening as module
 from autoddp.attempts.env_screening import Screening
@@ -24,6 +25,25 @@ from autoddp.torchrun.options import torchrun_parser
 @pytest.fixture
 def torchrun() -> argparse.Namespace:
     return torchrun_parser().parse_args(["--nproc-per-node", "2", "train.py"])
+
+
+@pytest.fixture
+def forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The benchmark's torchrun is a fork of a process that has imported torch, and so are its ranks: 3 s each."""
+    start = "import os, sys; os.environ.update({0}); sys.argv[0] = {1!r}; from {2} import be_torchrun; be_torchrun()"
+
+    def popen(command: list[str], *, env: dict[str, str], start_new_session: bool, **streams: Any) -> Any:
+        assert command[:3] == [sys.executable, "-m", module._TORCHRUN]
+        # Each other value of such a variable would be a server of its own, which imports torch: see `forks.popen`.
+        early = {name: value for name, value in env.items() if name.startswith("PYTHON")}
+        usual = {name: value for name, value in environment().items() if name.startswith("PYTHON")}
+        words = [sys.executable, "-c", start.format(early, module._TORCHRUN, module._TORCHRUN), *command[3:]]
+        rest = {name: value for name, value in env.items() if name not in early}
+        return forked(words, env={**rest, **usual}, cwd=".", **streams)
+
+    if FROM_NOTHING not in os.environ:
+        more = {"Popen": popen, "TimeoutExpired": subprocess.TimeoutExpired}
+        monkeypatch.setattr(module, "subprocess", SimpleNamespace(**more))
 
 
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
@@ -70,6 +90,7 @@ if "RANK" in os.environ and os.environ.get("NCCL_ALGO") == "Tree":
 """
 
 
+@pytest.mark.usefixtures("forks")
 @pytest.mark.parametrize(("algorithm", "serves"), [("Tree", False), whole("ring,tree;allreduce:tree", True)])
 def test_a_setting_under_which_nccl_has_no_broadcast_is_ruled_out(
     torchrun: argparse.Namespace, tmp_path: Path, algorithm: str, serves: bool
@@ -82,6 +103,7 @@ def test_a_setting_under_which_nccl_has_no_broadcast_is_ruled_out(
     assert bool(seconds) is serves
 
 
+@pytest.mark.usefixtures("forks")
 def test_variables_that_are_torchruns_options_are_the_jobs_alone(torchrun: argparse.Namespace, tmp_path: Path) -> None:
     """By the first, its ranks would meet on all interfaces; by the second, nothing could be started at all."""
     variables = {**os.environ, "PET_STANDALONE": "1", "PET_NO_PYTHON": "1"}
@@ -97,6 +119,7 @@ if "RANK" in os.environ:
 """
 
 
+@pytest.mark.usefixtures("forks")
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is no NCCL")
 def test_a_setting_that_hangs_leaves_nothing_in_the_users_folders(torchrun: argparse.Namespace, tmp_path: Path) -> None:
     """Nothing isolates it. NCCL's watchdog would write its last calls to the cache, and abort with a core file."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from launchers import AUTODDP, SCRIPTS, start
+from launchers import BRIEF, SCRIPTS, SEVERAL, start
 from scripts.several import folder_of
 
 from autoddp.knobs import Configuration
@@ -18,13 +18,17 @@ LATER = "unused.py --from-step 12"
 PROBES = "unused.py --probes-from 12"
 
 
-TUNED = ("--static-graph", "--trials", "2", "--allow", "exact", "--tune-only", "--diagnose-budget", "0")
+TUNED = ("--static-graph", "--trials", "1", "--allow", "exact", "--tune-only", "--diagnose-budget", "0")
 
 
 def launched(folder, *words, script="unused.py"):
     name, *options = script.split()
-    words = ["--nproc-per-node", "2", *words, str(SCRIPTS / name), *options]
-    return start(AUTODDP, folder, words, {"TUNED_TIMES_LONGER": "1000", "OMP_NUM_THREADS": "1"}).wait()
+    return launched_as(folder, *words, str(SCRIPTS / name), *options)
+
+
+def launched_as(folder, *words):
+    words = ["--nproc-per-node", "2", *words]
+    return start(BRIEF, folder, words, {"TUNED_TIMES_LONGER": "1000", "OMP_NUM_THREADS": "1"}).wait()
 
 
 @pytest.fixture(scope="module")
@@ -52,18 +56,29 @@ def test_static_graph_is_tried_first(tuned):
 
 
 BY_TORCHRUN = {
-    "test_the_job_trains_the_same": lambda script: [script],
+    "test_the_job_trains_the_same": lambda: ["unused.py"],
     "test_a_pass_that_gives_no_gradients_stops_no_job": lambda: [PROBES],
 }
 
 
-@pytest.mark.parametrize("script", ["unused.py"])
-def test_the_job_trains_the_same(script, recipe, by_torchrun, tmp_path):
-    job = launched(tmp_path / "job", "--recipe", str(recipe), script=script)
+@pytest.fixture(scope="module")
+def job(recipe, tmp_path_factory):
+    """Both scripts under the recipe, in one launch, a folder each."""
+    folder = tmp_path_factory.mktemp("job") / "out"
+    job = launched_as(folder, "--recipe", str(recipe), SEVERAL, "unused.py", PROBES)
     assert job.returncode == 0, job.stderr[-2000:]
+    return job
+
+
+def trained_alike(job, by_torchrun, script):
     for rank in (0, 1):
-        found, expected = (torch.load(f / f"rank{rank}.pt") for f in (job.folder, by_torchrun / folder_of(script)))
+        found, expected = (torch.load(f / folder_of(script) / f"rank{rank}.pt") for f in (job.folder, by_torchrun))
+        assert expected
         assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_the_job_trains_the_same(job, by_torchrun):
+    trained_alike(job, by_torchrun, "unused.py")
     assert "find_unused_parameters" not in job.stderr  # torch warns of it beside a static graph
 
 
@@ -77,10 +92,6 @@ def test_a_parameter_that_is_unused_later_stops_the_job_at_once(recipe, tmp_path
     assert not list(job.folder.glob("rank*.pt"))
 
 
-def test_a_pass_that_gives_no_gradients_stops_no_job(recipe, by_torchrun, tmp_path):
+def test_a_pass_that_gives_no_gradients_stops_no_job(job, by_torchrun):
     """`torch.autograd.grad` begins at the model's output and gives none; the pass after it gives all."""
-    job = launched(tmp_path / "job", "--recipe", str(recipe), "--force", script=PROBES)
-    assert job.returncode == 0, job.stderr[-2000:]
-    for rank in (0, 1):
-        found, expected = (torch.load(f / f"rank{rank}.pt") for f in (job.folder, by_torchrun / folder_of(PROBES)))
-        assert all(torch.equal(found[name], expected[name]) for name in expected)
+    trained_alike(job, by_torchrun, PROBES)

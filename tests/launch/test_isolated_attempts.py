@@ -20,7 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from launchers import AUTODDP, ROOT, SCRIPTS, Launch, forked, free_port, start, wait_for, whole
+from launchers import AUTODDP, BRIEF, ROOT, SCRIPTS, Launch, forked, free_port, start, wait_for, whole
 from test_tuned_scripts import run, summary
 from traces.room import ORDINARY, Room, _readable_interpreter, may_bind
 
@@ -76,10 +76,10 @@ def test_every_attempt_begins_from_the_users_state(kind: str, tmp_path: Path, te
             ends = pty.openpty()
             stack.callback(os.closerange, min(ends), max(ends) + 1)
             stdin, as_it_was = ends[1], termios.tcgetattr(ends[1])
-        words = ["--nproc-per-node", "2", "--trials", "3", "--allow", "exact", "--diagnose-budget", "0", STATEFUL]
+        words = ["--nproc-per-node", "2", "--trials", "2", "--allow", "exact", "--diagnose-budget", "0", STATEFUL]
         popen = forked if kind == "file" else subprocess.Popen
         env = {**LONG, "TMPDIR": str(temporary)}
-        launch = start(AUTODDP, folder, words, env, popen=partial(popen, stdin=stdin)).wait()
+        launch = start(BRIEF, folder, words, env, popen=partial(popen, stdin=stdin)).wait()
         assert kind != "terminal" or termios.tcgetattr(stdin) == as_it_was
     assert (tmp_path / "input").read_text() == "x" * 1000
     assert launch.returncode == 0, launch.stderr[-2000:]
@@ -164,15 +164,20 @@ def test_a_program_is_judged_before_it_is_started(level: str, why: str, tmp_path
     assert (folder / "starts").read_text() == "launched\n" * 2
 
 
-def test_ranks_that_elastic_spawns_begin_under_guard(tmp_path: Path) -> None:
+@pytest.mark.parametrize("aim", [["--objective", "regex:max:rate (.)", "--tune-only"], whole([])], ids=["one", "two"])
+def test_ranks_that_elastic_spawns_begin_under_guard(aim: list[str], tmp_path: Path) -> None:
     """Elastic makes a file for each of them in the temporary folder, which is not the launcher's there."""
     script = tmp_path / "train.py"
-    script.write_text("print('trained')\n")
-    words = ["--nproc-per-node", "2", "--isolation", "guard", "--run-path", str(script)]
-    launch = start(AUTODDP, tmp_path / "run", words).wait()
+    script.write_text("print('rate 3')\n")
+    # Each start of a rank is one of Python and torch. With an objective one is enough, with the threads set it is all.
+    words = ["--nproc-per-node", "1" if aim else "2", *aim, "--isolation", "guard", "--run-path", str(script)]
+    launch = start(AUTODDP, tmp_path / "run", words, {"OMP_NUM_THREADS": "1"}).wait()
     assert launch.returncode == 0, launch.stderr[-2000:]
-    assert "not tuned, launching as written: the script built no DistributedDataParallel model" in launch.stderr
-    assert launch.stdout == "trained\n" * 2
+    if aim:
+        assert summary(launch)["objective"]["as_written"] == 3
+    else:
+        assert "not tuned, launching as written: the script built no DistributedDataParallel model" in launch.stderr
+    assert launch.stdout == ("" if aim else "rate 3\n" * 2)
 
 
 def test_programs_that_only_start_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -395,9 +400,10 @@ def test_what_a_killed_keeper_leaves_is_cleaned_at_the_next_start(tmp_path: Path
     launch = killed(tmp_path, temporary, kill_all_of_ours)
     wait_for(lambda: not launch.processes(), "the end of every process")
     assert list(temporary.iterdir()) != []
-    options = ["--trials", "1", "--tune-only", "--diagnose-budget", "0"]
-    again = run(AUTODDP, launch.folder, "plain.py", *options, env={**LONG, "TMPDIR": str(temporary)})
-    assert again.returncode == 0
+    (launch.folder / "other.py").touch()
+    again = start(AUTODDP, launch.folder, ["--tune-only", "other.py"], {"TMPDIR": str(temporary)}).wait()
+    assert again.returncode == 1
+    assert "no recipe was written: the script built no DistributedDataParallel model" in again.stderr
     assert "cleaned what a killed run left" in again.stderr
     assert list(temporary.iterdir()) == []
     assert list(again.folder.glob(".autoddp/2*/autoddp-*")) == []
@@ -407,9 +413,11 @@ def test_a_host_without_the_overlay_refuses_it_in_one_line(tmp_path: Path) -> No
     """A namespace of an overlay is such a host: no upper layer can lie on another overlay."""
     inside = (
         "import os, sys\n"
+        "from autoddp.cli.main import main\n"
         "from autoddp.isolation.overlay import Layers, enter\n"
         "enter(Layers(sys.argv[1] + '/0', sys.argv[1] + '/kept'), [], [os.getcwd()])\n"
-        "os.execv(sys.executable, [sys.executable, '-m', 'autoddp', *sys.argv[2:]])\n"
+        "sys.argv = ['autoddp', *sys.argv[2:]]\n"
+        "main()\n"
     )
     command = (sys.executable, "-c", inside, str(tmp_path / "layers"))
     words = ["--nproc-per-node", "2", "--isolation", "overlay", str(SCRIPTS / "plain.py")]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from launchers import AUTODDP, SCRIPTS, start, whole
+from launchers import BRIEF, SCRIPTS, SEVERAL, chosen, start, whole
 from scripts.several import folder_of
 
 from autoddp.knobs import Configuration, Rung
@@ -26,8 +26,12 @@ ONE_TRIAL = ("--trials", "1", "--tune-only", "--diagnose-budget", "0")
 
 def launched(folder, *words, script="batch_norm.py"):
     name, *options = script.split()
-    words = ["--nproc-per-node", "2", *words, str(SCRIPTS / name), *options]
-    launch = start(AUTODDP, folder, words, {"TUNED_TIMES_LONGER": "1000", "OMP_NUM_THREADS": "1"}).wait()
+    return launched_as(folder, *words, str(SCRIPTS / name), *options)
+
+
+def launched_as(folder, *words):
+    words = ["--nproc-per-node", "2", *words]
+    launch = start(BRIEF, folder, words, {"TUNED_TIMES_LONGER": "1000", "OMP_NUM_THREADS": "1"}).wait()
     assert launch.returncode == 0, launch.stderr[-2000:]
     return launch
 
@@ -39,7 +43,7 @@ def study_of(launch):
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory):
     """A study that was asked for it."""
-    words = ("--local-buffers", "--trials", "8", "--tune-only", "--diagnose-budget", "0")
+    words = ("--local-buffers", "--trials", "4", "--tune-only", "--diagnose-budget", "0")
     return launched(tmp_path_factory.mktemp("tuned") / "out", *words)
 
 
@@ -69,18 +73,26 @@ def differing(found, expected):
     return {name for name in expected if not torch.equal(found[name], expected[name])}
 
 
+RANK_0 = "test_rank_0_is_as_under_torchrun"
+AGAIN = "test_buffers_travel_again_where_training_reads_them"
 BY_TORCHRUN = {
-    "test_rank_0_is_as_under_torchrun": lambda script: [script],
-    "test_buffers_travel_again_where_training_reads_them": lambda script: [script],
+    RANK_0: lambda script: [script],
+    AGAIN: lambda script: [script],
     "test_a_job_with_other_inputs_is_as_written_again": lambda script: [script],
 }
 
 
+@pytest.fixture(scope="module")
+def job(request, recipe, tmp_path_factory):
+    """The scripts under the recipe, all in one launch, a folder each. Some ranks see no inputs: so --force."""
+    commands = [*chosen(request, RANK_0, "script"), *chosen(request, AGAIN, "script")]
+    return launched_as(tmp_path_factory.mktemp("job") / "out", "--recipe", str(recipe), "--force", SEVERAL, *commands)
+
+
 @pytest.mark.parametrize("script", [whole("batch_norm.py"), EVALUATES])
-def test_rank_0_is_as_under_torchrun(script, recipe, by_torchrun, tmp_path):
+def test_rank_0_is_as_under_torchrun(script, job, by_torchrun):
     """Rank 1 has the same parameters, and running statistics of its own batches that began with those of rank 0."""
-    job = launched(tmp_path / "job", "--recipe", str(recipe), "--force", script=script)
-    found, expected = states(job.folder), states(by_torchrun / folder_of(script))
+    found, expected = states(job.folder / folder_of(script)), states(by_torchrun / folder_of(script))
     assert differing(found[0], expected[0]) == set()
     assert differing(found[1], expected[1]) == {"0.module.0.running_mean", "0.module.0.running_var"}
     # Of the 50 with which rank 0 began, and which DDP's constructor has sent to rank 1. Its own inputs are about 1.
@@ -89,13 +101,24 @@ def test_rank_0_is_as_under_torchrun(script, recipe, by_torchrun, tmp_path):
     assert "deprecated" not in job.stderr
 
 
+# Script → why its buffers travel again
+READS = {
+    FREEZES: "BatchNorm computes with its running statistics",
+    WITH_A_QUEUE: "training may read the buffer queue: it belongs to no BatchNorm",
+    JOINS[0]: "the script uses join()",
+    JOINS[1]: "the script uses join()",
+}
+
+
 @pytest.mark.parametrize("script", [FREEZES, whole(WITH_A_QUEUE), JOINS[0], whole(JOINS[1])])
-def test_buffers_travel_again_where_training_reads_them(script, recipe, by_torchrun, tmp_path):
-    """A recipe is bound to the parameters, not to the buffers nor to the loop around the model."""
-    job = launched(tmp_path / "job", "--recipe", str(recipe), "--force", script=script)
-    found, expected = states(job.folder), states(by_torchrun / folder_of(script))
+def test_buffers_travel_again_where_training_reads_them(script, job, by_torchrun, request):
+    """A recipe is bound to the parameters, not to the buffers nor to the loop around it."""
+    found, expected = states(job.folder / folder_of(script)), states(by_torchrun / folder_of(script))
     assert [differing(*pair) for pair in zip(found, expected, strict=True)] == [set(), set()]
-    assert job.stderr.count("the recipe's broadcast_buffers is left out from here on: ") == 1
+    alike = [one for one in chosen(request, AGAIN, "script") if READS[one] == READS[script]]
+    said = f"the recipe's broadcast_buffers is left out from here on: {READS[script]}"
+    assert job.stderr.count(said) == len(alike)
+    assert job.stderr.count("is left out from here on: ") == len(chosen(request, AGAIN, "script"))
 
 
 @pytest.mark.parametrize("script", [OTHER_INPUTS])

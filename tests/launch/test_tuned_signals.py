@@ -60,9 +60,9 @@ def nothing_else_happened(launch):
     assert "launching" not in launch.stderr
 
 
-# SIGINT is below, and test_resuming.py has SIGTERM
+# SIGINT is below, and test_keeper.py has SIGUSR1
 @pytest.mark.parametrize(
-    ("number", "code"), [whole(signal.SIGINT, 130), whole(signal.SIGTERM, 143), (signal.SIGUSR1, 138)]
+    ("number", "code"), [whole(signal.SIGINT, 130), (signal.SIGTERM, 143), whole(signal.SIGUSR1, 138)]
 )
 @pytest.mark.parametrize("moment", [whole("start-up"), whole("baseline"), "trial"])
 def test_one_signal(moment, number, code, tmp_path):

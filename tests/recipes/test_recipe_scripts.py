@@ -2,12 +2,9 @@
 
 import gzip
 import importlib.util
-import os
 import re
 import shlex
 import struct
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from launchers import ROOT, SEVERAL, TORCHRUN, start
+from launchers import ROOT, SEVERAL, TORCHRUN, environment, run_python, start
 from scripts.several import heading
 
 RECIPES = ROOT / "recipes"
@@ -205,8 +202,8 @@ def test_vit_tiny_runs(trained: Trained) -> None:
 def test_vit_without_torchvision_says_what_to_do(tmp_path: Path) -> None:
     """One line, on a machine where torchvision is absent (here: hidden by a package that cannot be imported)."""
     (tmp_path / "torchvision.py").write_text("raise ModuleNotFoundError(\"No module named 'torchvision'\")\n")
-    command = [sys.executable, str(RECIPES / "vit" / "train.py")]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    runs = f"import runpy, sys; sys.path.insert(0, {str(tmp_path)!r}); runpy.run_path(sys.argv[1], run_name='__main__')"
+    done = run_python(["-c", runs, str(RECIPES / "vit" / "train.py")], env=environment())
     assert done.returncode == 1
     assert done.stderr.startswith("error: torchvision cannot be imported (No module named 'torchvision'). HINT: pip")
     assert done.stderr.count("\n") == 1

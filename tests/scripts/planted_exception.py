@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 
 import torch.distributed as dist
 
@@ -11,4 +12,4 @@ subprocess.run([sys.executable, "-c", "raise ValueError('tolerated')"], stderr=s
 dist.barrier()
 if os.environ["RANK"] == "1":
     raise RuntimeError("planted: rank 1 cannot go on")
-dist.barrier()
+time.sleep(600)  # until it is ended: elastic tells errors of the same second in any order

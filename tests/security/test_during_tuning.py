@@ -11,8 +11,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import forks
 import pytest
-from launchers import AUTODDP, SCRIPTS, start, wait_for
+from launchers import AUTODDP, FROM_NOTHING, SCRIPTS, start, wait_for
 from listeners import Watch, listeners
 from other_user import as_another_user, needs_root
 
@@ -57,7 +58,10 @@ def test_nobody_gets_in(lab, open_folder):
     variables = {"OMP_NUM_THREADS": "1", "TUNED_TIMES_LONGER": "1000", "MY_SECRET": "hunter3"}
 
     def popen(argv, **options):
-        return hosts.popen(0, ["env", "-u", "GLOO_SOCKET_IFNAME", *argv], **options)
+        """On the host, and without GLOO_SOCKET_IFNAME, which a lab sets."""
+        if FROM_NOTHING in os.environ:
+            return hosts.popen(0, ["env", "-u", "GLOO_SOCKET_IFNAME", *argv], **options)
+        return forks.popen(argv[1:], host=hosts.holder(0), **options)
 
     with Watch(hosts.holder(0)) as seen:
         launch = start(AUTODDP, folder, words, variables, popen=popen)

@@ -351,7 +351,14 @@ def forked(variables: dict[str, str], *words: str) -> None:
         print(f"{words}: ended with {os.waitstatus_to_exitcode(status)}", file=sys.stderr)
 
 
+def compile_once() -> None:
+    """What torch.compile imports and builds for the first graph of a process takes half a second: forks have it."""
+    torch.compile(nn.Linear(2, 2), backend=StaticBackend())(torch.ones(1, 2)).sum().backward()
+    torch.compiler.reset()
+
+
 def main() -> None:
+    compile_once()
     gc.freeze()  # so that nothing looks at what is imported here, neither for garbage nor for what is in effect
     for script, of_script in OF_SCRIPT.items():
         starts = {k: v for values in of_script.values() for k, v in Configuration(values).start_variables.items()}
