@@ -35,7 +35,7 @@ class Rung(str, enum.Enum):
     @property
     def order(self) -> int:
         """0 for exact, 1 for near, and so on."""
-        return list(Rung).index(self)
+        return _ORDER[self]
 
     def allows(self, other: Rung) -> bool:
         """Whether a user who allows this rung allows `other`."""
@@ -55,6 +55,9 @@ class Rung(str, enum.Enum):
     def has_error_feedback(self) -> bool:
         """Whether later steps send what one step left out. The error that counts is then that of a sum over steps."""
         return _FACTS[self].has_error_feedback
+
+
+_ORDER = {rung: place for place, rung in enumerate(Rung)}
 
 
 @dataclass(frozen=True)

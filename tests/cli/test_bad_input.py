@@ -299,7 +299,7 @@ LOSES = [
     ("{} >&-", 0, ""),
 ]
 PRINTS = [
-    *("probe", "recipe show --json good.toml", "--version", "wrap", "--trials 0 --dry-run good.toml", "--help"),
+    *("recipe show --json good.toml", "--version", "wrap", "probe", "--trials 0 --dry-run good.toml", "--help"),
     *("recipe show --help", "probe --json", "recipe --help", "wrap --help", "diagnose --help", "bench --help"),
 ]
 """`make test` has the first with each loss, and the next three with a full disk."""

@@ -6,13 +6,16 @@ machine is store.invalid.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import textwrap
 import threading
 import venv
 from multiprocessing.connection import Client, Listener
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,6 +68,8 @@ class Launcher:
 
     def __init__(self, socket: str) -> None:
         self.reasons: list[str] = []
+        self._heard_all = threading.Semaphore(0)
+        self._leaves = False
         self._listener = Listener(socket, family="AF_UNIX")
         self._thread = threading.Thread(target=self._listen)
         self._thread.start()
@@ -73,28 +78,41 @@ class Launcher:
         while True:
             with self._listener.accept() as connection:
                 text = connection.recv_bytes()
-            if not text:
+            if not text and self._leaves:
                 return
+            if not text:
+                self._heard_all.release()
+                continue
             said = decode(text)
             assert isinstance(said, StopTuning)
             self.reasons.append(said.reason)
 
-    def leave(self) -> None:
+    def _hear_all(self) -> None:
         with Client(self._listener.address, family="AF_UNIX") as client:
             client.send_bytes(b"")
+
+    def reasons_until_now(self) -> list[str]:
+        """What it was told since the last time."""
+        self._hear_all()
+        self._heard_all.acquire()
+        found, self.reasons = self.reasons, []
+        return found
+
+    def leave(self) -> None:
+        self._leaves = True
+        self._hear_all()
         self._thread.join()
         self._listener.close()
 
 
-def ended(tmp_path: Path, code: str, level: Level = Level.OFF) -> tuple[str, str]:
-    """The first reason why the launcher is asked to end tuning, or "", and what was printed."""
+def attempt(tmp_path: Path, body: str, level: Level = Level.OFF) -> tuple[Launcher, dict[str, Any]]:
+    """A launcher, and how the script is started that it isolates."""
     tree, temporary = tmp_path / "tree", tmp_path / "t"
     tree.mkdir()
     temporary.mkdir()
     (tree / "push.py").write_text(PUSH)
     (tree / "run.sh").write_text("python push.py\n")
-    body = "".join(f"    {line}\n" for line in code.splitlines())
-    (tree / "script.py").write_text(f"import os, subprocess, sys\nif __name__ == '__main__':\n{body}")
+    (tree / "script.py").write_text(f"import json, os, subprocess, sys\nif __name__ == '__main__':\n{body}")
     plan = IsolationPlan(level, str(tmp_path / "s"), str(tmp_path / "scratch"), (str(temporary),))
     variables = {
         VARIABLE: plan.text(),
@@ -102,27 +120,63 @@ def ended(tmp_path: Path, code: str, level: Level = Level.OFF) -> tuple[str, str
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "TMPDIR": str(temporary),
     }
-    launcher = Launcher(plan.socket)
+    start = {"args": [sys.executable, "script.py"], "cwd": tree, "env": {**os.environ, **variables}, "text": True}
+    return Launcher(plan.socket), start
+
+
+def ended(tmp_path: Path, code: str, level: Level = Level.OFF) -> tuple[str, str]:
+    """The first reason why the launcher is asked to end tuning, or "", and what was printed."""
+    launcher, start = attempt(tmp_path, textwrap.indent(code, "    "), level)
     try:
-        done = subprocess.run(
-            [sys.executable, "script.py"],
-            cwd=tree,
-            env={**os.environ, **variables},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=60,
-        )
+        done = subprocess.run(**start, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60)
     finally:
         launcher.leave()
     return next(iter(launcher.reasons), ""), done.stdout
 
 
+RUNS_EACH = """
+    for line in sys.stdin:
+        name, code = json.loads(line)
+        child = os.fork()
+        if not child:
+            os.dup2(os.open(f"{name}.printed", os.O_WRONLY | os.O_CREAT), 1)
+            os.dup2(1, 2)
+            exec(code)
+            os._exit(0)
+        os.waitpid(child, 0)
+        print(name, flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def uploads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, str]]:
+    """Of each case: the first reason why the launcher was asked to end tuning, and what was printed.
+
+    One script has started, and a fork of it runs each case. The child begins from nothing.
+    """
+    found = {}
+    launcher, start = attempt(tmp_path_factory.mktemp("uploads"), RUNS_EACH)
+    try:
+        with subprocess.Popen(**start, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as script:
+            assert script.stdin is not None
+            assert script.stdout is not None
+            for name, (code, _) in UPLOADS.items():
+                print(json.dumps([name, code]), file=script.stdin, flush=True)
+                assert script.stdout.readline() == f"{name}\n"
+                found[name] = (
+                    next(iter(launcher.reasons_until_now()), ""),
+                    (start["cwd"] / f"{name}.printed").read_text(),
+                )
+            script.stdin.close()
+    finally:
+        launcher.leave()
+    return found
+
+
 @pytest.mark.parametrize("name", UPLOADS)
-def test_an_upload_of_a_child_ends_tuning(tmp_path: Path, name: str) -> None:
-    code, reason = UPLOADS[name]
-    said, printed = ended(tmp_path, code)
-    assert reason in said, printed
+def test_an_upload_of_a_child_ends_tuning(uploads: dict[str, tuple[str, str]], name: str) -> None:
+    said, printed = uploads[name]
+    assert UPLOADS[name][1] in said, printed
 
 
 def test_under_the_guard_too(tmp_path: Path) -> None:

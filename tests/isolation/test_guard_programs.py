@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 from guard_programs import plant
 from guarded import ROOT, TESTS, snapshot
+from launchers import whole
 
-BATCHES = [(0, 50), (430, 480)]
+BATCHES = [(0, 20), whole(20, 50), whole(430, 460), (460, 480)]
 
 
 def _run(mode: str, trees: Path, scratch: Path, first: int, last: int) -> list[Any]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from launchers import BRIEF, SCRIPTS, SEVERAL, chosen, start, whole
+from launchers import AUTODDP, BRIEF, SCRIPTS, SEVERAL, chosen, start, whole
 from scripts.several import folder_of
 
 from autoddp.knobs import Configuration, Rung
@@ -29,9 +29,9 @@ def launched(folder, *words, script="batch_norm.py"):
     return launched_as(folder, *words, str(SCRIPTS / name), *options)
 
 
-def launched_as(folder, *words):
+def launched_as(folder, *words, command=BRIEF):
     words = ["--nproc-per-node", "2", *words]
-    launch = start(BRIEF, folder, words, {"TUNED_TIMES_LONGER": "1000", "OMP_NUM_THREADS": "1"}).wait()
+    launch = start(command, folder, words, {"TUNED_TIMES_LONGER": "1000", "OMP_NUM_THREADS": "1"}).wait()
     assert launch.returncode == 0, launch.stderr[-2000:]
     return launch
 
@@ -43,8 +43,9 @@ def study_of(launch):
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory):
     """A study that was asked for it."""
-    words = ("--local-buffers", "--trials", "4", "--tune-only", "--diagnose-budget", "0")
-    return launched(tmp_path_factory.mktemp("tuned") / "out", *words)
+    words = ("--local-buffers", "--trials", "8", "--tune-only", "--diagnose-budget", "0")
+    folder = tmp_path_factory.mktemp("tuned") / "out"  # what a brief study finds fastest may be anything
+    return launched_as(folder, *words, str(SCRIPTS / "batch_norm.py"), command=AUTODDP)
 
 
 @pytest.fixture(scope="module")

@@ -44,7 +44,7 @@ class TwoTypes(nn.Module):
 
 
 MODELS = {"mlp": mlp, "conv": conv, "large first": large_first, "two types": TwoTypes}
-INPUTS = {"mlp": (4, 512), "conv": (2, 3, 12, 12), "large first": (4, 1024), "two types": (4, 400)}
+INPUTS = {"mlp": (4, 512), "conv": (2, 3, 7, 7), "large first": (4, 1024), "two types": (4, 400)}
 ARGUMENTS: list[dict[str, Any]] = [
     {},
     {"bucket_cap_mb": 25},
@@ -91,7 +91,8 @@ def launched(_rank: int) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return on_ranks(2, launched, Path(tmp_path_factory.mktemp("plan")))[0]
+    """One rank, because their number changes no cut."""
+    return on_ranks(1, launched, Path(tmp_path_factory.mktemp("plan")))[0]
 
 
 @pytest.mark.parametrize("model", list(MODELS))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 from collections import Counter
 
 import pytest
+from launchers import FROM_NOTHING
 from replayed import OF_RUNG, answer_of, recorded
 
 from autoddp.codec import replace
@@ -66,10 +68,11 @@ def launched(finals: Finals, allow: Rung = Rung.NEAR) -> Configuration:
 
 @pytest.fixture(scope="module")
 def studies_of_nothing() -> list[tuple[bool, int, str]]:
-    """A thousand studies of recorded steps, in which no configuration differs from another."""
+    """A thousand studies of recorded steps, in which no configuration differs from another; a part but for --whole."""
     traces, shuffle = recorded(), random.Random(1)
     names = sorted(traces)
-    answers = [answer_of(traces[names[number % len(names)]], shuffle) for number in range(1000)]
+    count = 1000 if FROM_NOTHING in os.environ else 360
+    answers = [answer_of(traces[names[number % len(names)]], shuffle) for number in range(count)]
     return [(answer.launches, answer.rounds, answer.end) for answer in answers]
 
 
@@ -80,7 +83,7 @@ def test_there_are_thirty_recordings() -> None:
 
 def test_where_nothing_gains_nothing_is_launched(studies_of_nothing: list[tuple[bool, int, str]]) -> None:
     """False launches: at most 15 of a thousand. The seed is fixed, so this says the same each time."""
-    assert sum(launches for launches, _, _ in studies_of_nothing) <= 15
+    assert sum(launches for launches, _, _ in studies_of_nothing) <= 0.015 * len(studies_of_nothing)
 
 
 def test_where_nothing_gains_a_study_ends(studies_of_nothing: list[tuple[bool, int, str]]) -> None:

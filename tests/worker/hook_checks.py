@@ -110,20 +110,20 @@ def low_rank_is_exact(rank: int, dtype: torch.dtype = torch.float32) -> dict[str
     return {"errors": found, "buckets": len(job.buckets)}
 
 
-def feedback(rank: int, cap: float, width: int = 2, **knobs: Any) -> dict[str, Any]:
+def feedback(rank: int, cap: float, width: int = 2, steps: int = STEPS, **knobs: Any) -> dict[str, Any]:
     """The same full-rank gradients again and again: what is left out must come later, and nothing else."""
     job, mean = Job(hook="powersgd", powersgd_rank=width, cap=cap, **knobs), mean_of(full_rank)
     total = [torch.zeros(shape) for shape in SHAPES]
     after = {}
     first = [part.clone() for part in job.reduce(full_rank(rank))]
-    for step in range(1, STEPS):
+    for step in range(1, steps):
         for part, gradient in zip(total, job.reduce(full_rank(rank)), strict=True):
             part += gradient
         after[step] = error([part / step for part in total], mean)
     owed = owed_by(job)
     # DDP rebuilds its buckets after the first step; what that step left out may be carried over, or dropped then.
-    dropped = error([(part + debt) / (STEPS - 1) for part, debt in zip(total, owed, strict=True)], mean)
-    carried = error([(part + debt + f) / STEPS for part, debt, f in zip(total, owed, first, strict=True)], mean)
+    dropped = error([(part + debt) / (steps - 1) for part, debt in zip(total, owed, strict=True)], mean)
+    carried = error([(part + debt + f) / steps for part, debt, f in zip(total, owed, first, strict=True)], mean)
     return {"after": after, "books": [min(pair) for pair in zip(dropped, carried, strict=True)]}
 
 
@@ -185,7 +185,7 @@ def delayed(rank: int, arguments: dict[str, Any] | None = None, **knobs: Any) ->
         parameter.register_hook(lambda _gradient: time.sleep(source.choice([0, 0, 0.001, 0.004])))
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.5, momentum=0.9)
     inputs = torch.randn(32, 48, generator=torch.Generator().manual_seed(rank))
-    for _ in range(15):
+    for _ in range(10):
         loss = (ddp(inputs) - inputs.flip(1)).square().mean()
         optimizer.zero_grad()
         loss.backward()
@@ -205,7 +205,7 @@ def checks(rank: int) -> dict[str, Any]:
         "low rank bfloat16": low_rank_is_exact(rank, torch.bfloat16),
         "feedback": {cap: feedback(rank, cap) for cap in (CAP, 25.0)},
         "batched": {cap: feedback(rank, cap, 8, powersgd_batched=True) for cap in (CAP, 25.0)},
-        "bf16 factors": feedback(rank, CAP, powersgd_factors="bf16"),
+        "bf16 factors": feedback(rank, CAP, steps=10, powersgd_factors="bf16"),
         "start step": start_step(rank),
         "zeros first": after_bad_steps(rank, 0, 0.0),
         "zeros later": after_bad_steps(rank, 3, 0.0),
