@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import time
+from dataclasses import dataclass
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ def tuned(folder: Path, code: str, *words: str) -> Launch:
 
 
 def summary(launch: Launch) -> Any:
-    (place,) = launch.folder.glob(".autoddp/2*/summary.json")
+    (place,) = launch.folder.glob(".autoddp/2*/summary.json")  # a run that is killed leaves none
     return json.loads(place.read_text())
 
 
@@ -77,17 +78,35 @@ def test_real_ranks_get_the_setting_that_helps_them(tmp_path: Path, monkeypatch:
     assert again.says.endswith("launching with OMP_NUM_THREADS=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1")
 
 
-@needs_cores
-def test_a_number_that_is_printed_once_at_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """No start leaves anything, whatever the script appends to or removes; without a job the files stay as they are."""
-    folder = tmp_path / "run"
+@dataclass
+class GoneOn:
+    """A run that was killed, and the next one."""
+
+    killed: Path
+    known: list[str]
+    """Lines of its journal."""
+    again: Launch
+
+
+@pytest.fixture(scope="module")
+def gone_on(tmp_path_factory: pytest.TempPathFactory) -> GoneOn:
+    """A script that appends to a file and removes one, and prints its number at its end."""
+    folder = tmp_path_factory.mktemp("gone_on") / "run"
     folder.mkdir()
     (folder / "log").write_text("mine\n")
     (folder / "best.pt").write_text("weeks of training")
     code = f"{BY_THREADS}open('log', 'a').write('theirs')\nos.remove('best.pt')\nprint('rate', rate, end='')\n"
-    launch = tuned(folder, code, "--objective", RATE, *ONE, "--tune-only")
+    killed = a_run_was_killed(folder, code)
+    known = (killed / "journal.jsonl").read_text().splitlines()
+    return GoneOn(killed, known, tuned(folder, code, "--objective", RATE, *ONE, "--tune-only"))
+
+
+@needs_cores
+def test_a_number_that_is_printed_once_at_the_end(
+    gone_on: GoneOn, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No start leaves anything, whatever the script appends to or removes; without a job the files stay as they are."""
+    launch, folder = gone_on.again, gone_on.again.folder
     assert launch.returncode == 0, launch.stderr[-3000:]
     assert (folder / "log").read_text() == "mine\n"
     assert (folder / "best.pt").read_text() == "weeks of training"
@@ -205,7 +224,7 @@ def test_a_signal_keeps_what_was_measured(tmp_path: Path) -> None:
 
 def a_run_was_killed(folder: Path, code: str) -> Path:
     """The folder of a run that was killed after its third start had been measured, or later."""
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     (folder / "job.py").write_text(code)
     launch = start(AUTODDP, folder, ["--objective", RATE, *ONE, "--tune-only", "job.py"])
     try:
@@ -225,12 +244,9 @@ def lines(path: Path) -> int:
 
 
 @needs_cores
-def test_a_run_that_was_killed_goes_on(tmp_path: Path) -> None:
+def test_a_run_that_was_killed_goes_on(gone_on: GoneOn) -> None:
     """Its starts may have taken hours. The script as written is started anew, to see that it is the same job."""
-    folder = tmp_path / "run"
-    killed = a_run_was_killed(folder, f"{BY_THREADS}print('rate', rate)\n")
-    known = (killed / "journal.jsonl").read_text().splitlines()
-    again = tuned(folder, (folder / "job.py").read_text(), "--objective", RATE, *ONE, "--tune-only")
+    killed, known, again, folder = gone_on.killed, gone_on.known, gone_on.again, gone_on.again.folder
     assert again.returncode == 0, again.stderr[-2000:]
     measured = f"cut off after {len(known) - 1} measurements; --fresh begins anew"
     assert f"going on with the tuning run {killed.name}, {measured}" in again.stderr
