@@ -152,7 +152,7 @@ BRIEF_STUDY = {
 }
 """Limits of a study that makes few rounds, of few steps each: for tests that are not about how sure its answer is."""
 BRIEF = with_limits(BRIEF_STUDY)
-"""The command autoddp with such a study, which takes a third of the CPU time."""
+"""The command autoddp with such a study, which takes a third less CPU time."""
 
 
 def environment(**more: str) -> dict[str, str]:
