@@ -58,7 +58,7 @@ with safetensors.safe_open("outside/far.txt", "pt") as file:
 safetensors.numpy.save_file({"x": np.ones(1)}, "n.safetensors"); safetensors.numpy.load_file("n.safetensors")
 
 np.save("a.npy", np.arange(3)); np.load("a.npy", mmap_mode="r+")[0] = 7; assert np.load("a.npy")[0] == 7
-np.savez("a.npz", x=np.arange(3)); np.load("a.npz")["x"]
+np.savez("a.npz", x=np.arange(3)); np.load("a.npz")["x"]; np.savetxt("c.txt", np.ones(2)); np.loadtxt("c.txt")
 np.arange(3).tofile("log.txt"); assert np.fromfile("log.txt", dtype=int)[2] == 2
 np.memmap("ckpt/step-1/model.bin", mode="r+", shape=4)[:] = 1
 with open("ckpt/step-1/model.bin", "r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
