@@ -22,7 +22,7 @@ TWO = ["--nproc-per-node", "2"]
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Launch:
-    words = [*TWO, "--max-size", "1M", "--budget", "1s", "--json", "--svg", "link.svg"]
+    words = [*TWO, "--max-size", "1M", "--budget", "3s", "--json", "--svg", "link.svg"]
     return start(BENCH, tmp_path_factory.mktemp("bench") / "out", words).wait()
 
 
