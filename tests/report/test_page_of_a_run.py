@@ -24,6 +24,14 @@ def fails(*_):
 
 tuned.write_trace = fails
 """
+# The process of which launchers are forks has imported what makes pages.
+AS_NEW = """
+import sys
+
+for name in list(sys.modules):
+    if name.partition(".")[0] == "jinja2" or name == "autoddp.report.page":
+        del sys.modules[name]
+"""
 RUNS = "from autoddp.cli.main import main; main()"
 
 
@@ -54,7 +62,7 @@ def test_a_page_and_a_trace_that_cannot_be_written_cost_a_line_each(tmp_path: Pa
     broken = tmp_path / "broken"
     broken.mkdir()
     (broken / "jinja2.py").write_text(BROKEN)
-    finds_it = f"import sys; sys.path.insert(0, {str(broken)!r})\n"
+    finds_it = f"{AS_NEW}sys.path.insert(0, {str(broken)!r})\n"
     options = ["--trials", "1", "--allow", "exact", "--diagnose-budget", "0", "--trace"]
     launch = launched((sys.executable, "-c", finds_it + NO_TRACE + RUNS), tmp_path / "run", *options)
     (warning,) = [line for line in launch.stderr.splitlines() if "report.html" in line]  # nor does the answer name it
