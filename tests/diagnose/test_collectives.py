@@ -972,9 +972,14 @@ def test_what_another_backend_takes_is_not_tried_by_ours(backend: str, is_tried:
 
 
 USE, NEXT = Use(1, 0.5, "train.py:30"), Use(0, 0.0, "train.py:12")
+AGAIN = Use(2, 1.0, "train.py:11")
+"""Nobody is seen to read it: numpy may, which has the memory of a tensor that is reduced in each step."""
 
 
-@pytest.mark.parametrize(("of_ranks", "found"), [((USE, USE), True), ((USE, None), False), ((USE, NEXT), False)])
+@pytest.mark.parametrize(
+    ("of_ranks", "found"),
+    [((USE, USE), True), ((USE, None), False), ((USE, NEXT), False), ((AGAIN, AGAIN), False)],
+)
 def test_a_result_that_is_used_later(of_ranks: tuple[Use | None, ...], found: bool) -> None:
     """Only where it was seen on each rank, and where something lies in between on each."""
     recording = loop(60, gap=2e-3)
