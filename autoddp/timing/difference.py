@@ -7,7 +7,6 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autoddp.timing.samples import stdev
 from autoddp.timing.speedup import t99
 
 
@@ -42,5 +41,5 @@ def difference(before: Sequence[float], after: Sequence[float]) -> Difference:
         raise ValueError(f"an interval needs two or more paired rounds, got {len(before)} and {len(after)}")
     found = [b - a for b, a in zip(before, after, strict=True)]
     middle = statistics.fmean(found)
-    half = t99(len(found)) * stdev(found) / math.sqrt(len(found))
+    half = t99(len(found)) * statistics.stdev(found) / math.sqrt(len(found))
     return Difference(middle, middle - half, middle + half)

@@ -17,12 +17,6 @@ def median(values: Sequence[float]) -> float:
     return statistics.median(values)
 
 
-def stdev(values: Sequence[float]) -> float:
-    """The standard deviation of a sample of two values or more. Faster than Python's own, which adds up fractions."""
-    middle = math.fsum(values) / len(values)
-    return math.sqrt(math.fsum((value - middle) ** 2 for value in values) / (len(values) - 1))
-
-
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
     """A 99 % interval of the median, whose ends are two of the values; valid for every distribution (sign test).
 

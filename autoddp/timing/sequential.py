@@ -12,8 +12,6 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from autoddp.timing.samples import stdev
-
 LOOKS = (3, 4, 5, 6, 8, 10, 12)
 """Numbers of rounds at which it is asked whether a gain is sure."""
 ERROR = 0.005
@@ -56,7 +54,7 @@ def likely(before: Sequence[float], after: Sequence[float]) -> tuple[float, floa
     if len(logs) < LOOKS[0]:
         return 0.0, math.inf
     middle = statistics.fmean(logs)
-    half = _T95[_look(len(logs))] * stdev(logs) / math.sqrt(len(logs))
+    half = _T95[_look(len(logs))] * statistics.stdev(logs) / math.sqrt(len(logs))
     return math.exp(middle - half), math.exp(middle + half)
 
 

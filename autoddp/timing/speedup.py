@@ -7,7 +7,6 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autoddp.timing.samples import stdev
 from autoddp.units import ratio
 
 # Two-sided quantiles of Student's t for 99 %, by degrees of freedom; a table because one number is not worth SciPy.
@@ -51,7 +50,7 @@ def speedup(
         raise ValueError(f"an interval needs two or more paired rounds, got {len(before)} and {len(after)}")
     logs = [math.log(b / a) for b, a in zip(before, after, strict=True)]
     middle = statistics.fmean(logs)
-    spread = max(stdev(logs), least_spread, _FLOOR)
+    spread = max(statistics.stdev(logs), least_spread, _FLOOR)
     half = (t99(len(logs)) if reach is None else reach) * spread / math.sqrt(len(logs))
     return Speedup(math.exp(middle), math.exp(middle - half), math.exp(middle + half))
 
@@ -71,7 +70,7 @@ def unpaired_speedup(before: Sequence[float], after: Sequence[float]) -> Speedup
         raise ValueError(f"an interval needs two or more rounds on each side, got {len(before)} and {len(after)}")
     sides = [[math.log(one) for one in side] for side in (before, after)]
     middle = statistics.fmean(sides[0]) - statistics.fmean(sides[1])
-    errors = [max(stdev(side), _FLOOR) / math.sqrt(len(side)) for side in sides]
+    errors = [max(statistics.stdev(side), _FLOOR) / math.sqrt(len(side)) for side in sides]
     half = t99(fewest) * math.hypot(*errors)
     return Speedup(math.exp(middle), math.exp(middle - half), math.exp(middle + half))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import os
 import platform
@@ -15,12 +14,6 @@ from autoddp.topology.facts import Cpu, Limits, NumaNode
 from autoddp.topology.system.files import entries, number, word
 
 _ROOT = Path("/")
-_PACKAGES = {
-    "torch": ("torch",),
-    "nccl": tuple(f"nvidia-nccl-cu{major}" for major in range(10, 20)),
-    "cuda": ("nvidia-cuda-runtime", *(f"nvidia-cuda-runtime-cu{major}" for major in range(10, 20))),
-}
-"""What a version is shown of → packages that it is the version of, the newest last."""
 _CONTAINER_MARKS = re.compile(r"docker|kubepods|containerd|libpod|lxc")
 
 
@@ -154,10 +147,14 @@ def in_container() -> bool:
 def versions() -> dict[str, str]:
     """torch (with its CUDA, as in 2.13.0+cu128), NCCL's package, Python and kernel; what is not there is left out."""
     found = {"python": platform.python_version(), "kernel": platform.release()}
-    for what, packages in _PACKAGES.items():  # by name: to read the metadata of all that is installed takes 0.2 s
-        for package in packages:
-            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-                found[what] = importlib.metadata.version(package)
+    for package in importlib.metadata.distributions():
+        name = (package.metadata["Name"] or "").lower()
+        if name == "torch":
+            found["torch"] = package.version
+        elif re.fullmatch(r"nvidia-nccl-cu\d\d?", name):
+            found["nccl"] = package.version
+        elif re.fullmatch(r"nvidia-cuda-runtime(-cu\d\d?)?", name):
+            found["cuda"] = package.version
     return found
 
 
