@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -27,10 +28,15 @@ def torchrun() -> argparse.Namespace:
     return torchrun_parser().parse_args(["--nproc-per-node", "2", "train.py"])
 
 
+MAY_LEAVE_CORES = "import resource as r; r.setrlimit(r.RLIMIT_CORE, (r.getrlimit(r.RLIMIT_CORE)[1],) * 2)"
+"""For a process in which core files are allowed: where they are not, nothing shows who forbids them."""
+
+
 @pytest.fixture
 def forks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The benchmark's torchrun is a fork of a process that has imported torch, and so are its ranks: 3 s each."""
-    start = "import os, sys; os.environ.update({0}); sys.argv[0] = {1!r}; from {2} import be_torchrun; be_torchrun()"
+    start = f"{MAY_LEAVE_CORES}; import os, sys; os.environ.update({{0}}); sys.argv[0] = {{1!r}}; "
+    start += "from {2} import be_torchrun; be_torchrun()"
 
     def popen(command: list[str], *, env: dict[str, str], start_new_session: bool, **streams: Any) -> Any:
         assert command[:3] == [sys.executable, "-m", module._TORCHRUN]
@@ -125,9 +131,14 @@ def test_a_setting_that_hangs_leaves_nothing_in_the_users_folders(torchrun: argp
     """Nothing isolates it. NCCL's watchdog would write its last calls to the cache, and abort with a core file."""
     (tmp_path / "sitecustomize.py").write_text(LOOKS)
     (seen := tmp_path / "seen").mkdir()
+    before = resource.getrlimit(resource.RLIMIT_CORE)
+    exec(MAY_LEAVE_CORES)
     paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     variables = {**os.environ, "PYTHONPATH": paths, "SEEN": str(seen)}
-    assert Screening(torchrun, tmp_path / "screening", variables)._seconds(Burst.of_step(4096, "gloo"), {})
+    try:
+        assert Screening(torchrun, tmp_path / "screening", variables)._seconds(Burst.of_step(4096, "gloo"), {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_CORE, before)
     assert {file.read_text() for file in seen.iterdir()} == {"0 0"}
 
 
