@@ -1,4 +1,4 @@
-"""All ranks wait for one that comes late to their collectives."""
+"""All ranks wait for one: it comes late to their collectives, or computes for longer than the rest of a pipeline."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class WaitingForRank(Cause):
         )
 
     def _busiest_of_a_pipeline(self, job: Job) -> Iterator[Suspicion]:
-        """The rank that computes while others wait for what it sends them.
+        """The rank of a pipeline that computes while others wait for what it sends them.
 
         Who is late to a send cannot be seen: the other one may have come long before. But if several compute at one
         time, and one of them for longer than the others, these wait for it. If they only compute one after another, as
@@ -107,12 +107,12 @@ class WaitingForRank(Cause):
             return
         before, after = longest_gap
         seen = (
-            f"rank {late} computes for {percent(busy[late])} of the time, the others for {percent(mean)}, and they "
-            f"wait in what goes from one rank to another"
+            f"rank {late} computes for {percent(busy[late])} of the time, the others for {percent(mean)}, and these "
+            "wait in sends and receives"
         )
         fix = (
-            f"rank {late} spends most of its time between {before} and {after}: give the others a part of what it does "
-            "there, such as some layers"
+            f"give the other ranks a part of what rank {late} does between {before} and {after}, such as some of the "
+            "model's layers"
         )
         yield Suspicion(
             self.name,
@@ -120,7 +120,7 @@ class WaitingForRank(Cause):
             fix,
             ranks=(late,),
             guess=job.step * (busy[late] - statistics.fmean(busy.values())),
-            why_not="calls from one rank to another are not done again",
+            why_not="sends and receives are not done again",
             lines=tuple(dict.fromkeys((before, after))),
         )
 
