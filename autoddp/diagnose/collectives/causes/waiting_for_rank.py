@@ -17,9 +17,9 @@ from autoddp.wire.replayed_calls import OBJECTS, REST
 
 _MOST_CALLS = 0.6  # of the waiting is for that rank
 _OF_OTHERS = 0.5  # of the waiting for it may a rank itself stand in other calls: it may be late because others are
-_MOSTLY = 0.5  # of its time a rank of a pipeline computes that holds up the others; it waits while the pipeline fills
-_AT_ONE_TIME = 1.1  # times the time of one rank all ranks compute together, if they do so at one time
-_UNBALANCED = 1.2  # times as long as the others the rank of a pipeline computes that is told: no replay proves it
+_MOSTLY = 0.5  # of its time the rank computes that holds up a pipeline; it waits as long as the pipeline fills
+_AT_ONE_TIME = 1.1  # is the least sum of all ranks' shares of computing, if some of them compute at one time
+_UNBALANCED = 1.2  # times as long as the others it computes; more than `_LONGER`, because no replay proves it
 _LONGER = 1.05  # times as long as the others; whether that matters, the replay says
 
 
