@@ -25,7 +25,7 @@ from autoddp.attempts.one_start import OneStart, Seen, cost_of_all
 from autoddp.attempts.preparation import await_ports
 from autoddp.attempts.progress import PrintedNumbers, StepsMade
 from autoddp.attempts.resuming import CutOff, starts_cut_off, study_begins, study_is_over
-from autoddp.attempts.start_journal import MeasuredStart, Shown, StartJournal
+from autoddp.attempts.start_journal import MeasuredStart, Shown, ShownByHost, StartJournal
 from autoddp.attempts.tune import Tuned, Tuning
 from autoddp.commandline.local_fingerprint import nccl_here
 from autoddp.commandline.mode import torch_version
@@ -74,6 +74,8 @@ class _Order:
     variables: dict[str, str] = field(default_factory=dict)
     words: str = ""
     """What is measured."""
+    as_before: tuple[ShownByHost, ...] = ()
+    """What each host's ranks have shown in the first start of the run that is gone on with."""
 
 
 class ObjectiveTuning(Tuning):
@@ -92,6 +94,7 @@ class ObjectiveTuning(Tuning):
         self._until = Deadline(self.options.budget, self.began, by_length=False)
         self._number = 0
         self._first: OneStart | None = None
+        self._shown_first: tuple[ShownByHost, ...] = ()  # in it, by each host
         self._journal = StartJournal(self._folder.journal)
         self._cut_off = CutOff()
         self._saved = 0.0  # seconds of starts that were made before the run was cut off
@@ -127,10 +130,9 @@ class ObjectiveTuning(Tuning):
 
     def _lead(self, tuned: Tuned) -> None:
         self.hosts.tell("name", self.hosts.name)
-        if not self.hosts.several:  # what the ranks of a host have to show, no other host knows
-            if not self.options.fresh:
-                self._cut_off = starts_cut_off(self._folder, self.job, self.options.study)
-            study_begins(self._folder, self.job, self.options.study, None)
+        if not self.options.fresh:
+            self._cut_off = starts_cut_off(self._folder, self.job, self.options.study)
+        study_begins(self._folder, self.job, self.options.study, None)
         study = StartStudy(self._measured, self._left, self.options.study, self.reporter.observer, self._clock)
         try:
             tuned.outcome = study.run(lambda: self._known.facts)
@@ -209,16 +211,16 @@ class ObjectiveTuning(Tuning):
         return self._journal.answer(AS_WRITTEN)
 
     def _shown(self) -> Shown:
-        assert self._first is not None
-        period = self._first.progress.period if isinstance(self._first.progress, StepsMade) else None
-        return Shown(tuple(sorted(self._first.shown.items())), period, self._facts())
+        return Shown(self._shown_first, self._facts())
 
     def _start(self, configuration: Configuration) -> float:
         """What one start with the configuration amounts to. TrialFailed, or TuningOver."""
         if self._first is not None and self._until.why_over:
             raise TuningOver(self._until.why_over)
         words = "as written" if configuration == AS_WRITTEN else f"with {configuration}"
-        order = _Order(True, dict(configuration.variables), words)
+        before = self._cut_off.shown.hosts if self._first is None and self._cut_off.shown is not None else ()
+        as_before = before if len(before) == self.hosts.nodes else ()
+        order = _Order(True, dict(configuration.variables), words, as_before)
         while True:
             self._tell(order)
             try:
@@ -244,6 +246,7 @@ class ObjectiveTuning(Tuning):
             together = self.hosts.exchange(f"attempt{number}/seen", seen, Seen, self.reporter.say)
         if self._first is None and not any(one.is_useless for one in together):
             self._first = start
+            self._shown_first = tuple(one.shown for one in together)
             self._until.stepped()  # on this host the ranks may have shown nothing
         return together
 
@@ -280,7 +283,7 @@ class ObjectiveTuning(Tuning):
         number, self._number = self._number, self._number + 1
         place = self._place = self._folder.attempt(number)
         written = self._where_writes_go(number, place)
-        start = self._watched(number, order.words)
+        start = self._watched(number, order)
         attempt = self._attempt_with(number, place, written, order.variables)
         began, server = time.monotonic(), WorkerServer(self._folder.socket, number, start.heard)
         try:
@@ -294,19 +297,19 @@ class ObjectiveTuning(Tuning):
             start.is_enough()
         return start, failure
 
-    def _watched(self, number: int, words: str) -> OneStart:
+    def _watched(self, number: int, order: _Order) -> OneStart:
         first, place = self._first, self._place
         period = first.progress.period if first is not None and isinstance(first.progress, StepsMade) else None
         return OneStart(
             objective=self._objective,
-            as_before=dict(self._cut_off.shown.counts) if first is None and self._cut_off.shown is not None else {},
+            as_before=dict(order.as_before[self.hosts.rank].counts) if order.as_before else {},
             progress=StepsMade(place, period) if self._objective.of_steps else PrintedNumbers(self._objective, place),
             needed=first.shown if first is not None else None,
             deadline=self._until,
             written=Written(self._isolation, self.options.activity),
             patience=max(_LEAST_PATIENCE, _TIMES * first.seconds) if first is not None else math.inf,
             folder=place,
-            words=words,
+            words=order.words,
             hosts=self.hosts,
             number=number,
         )

@@ -18,7 +18,8 @@ from pathlib import Path
 from autoddp.attempts.deadline import Deadline
 from autoddp.attempts.job_events import Closed, Said, StopAsked, Worker
 from autoddp.attempts.limits import Written
-from autoddp.attempts.progress import FirstStart, Progress, Unusable, is_reached
+from autoddp.attempts.progress import FirstStart, Progress, StepsMade, Unusable, is_reached
+from autoddp.attempts.start_journal import ShownByHost
 from autoddp.hosts.together import Hosts
 from autoddp.runs.folder import CALLS
 from autoddp.settings import Objective
@@ -52,6 +53,8 @@ class Seen:
     stopped: str = ""
     """What the script must not do while it is tuned, if it was about to do that."""
     overlay_is_to_blame: bool = False
+    shown: ShownByHost = field(default_factory=ShownByHost)
+    """What the cost comes from."""
 
     @property
     def is_useless(self) -> bool:
@@ -304,7 +307,10 @@ class OneStart:
                 if self.progress.counts or not self.hosts.several:
                     raise
             self._require_as_much()
-        return Seen(self.progress.cost(self.shown)) if self.shown else Seen(nothing=self._nothing)
+        if not self.shown:
+            return Seen(nothing=self._nothing)
+        period = self.progress.period if isinstance(self.progress, StepsMade) else None
+        return Seen(self.progress.cost(self.shown), shown=ShownByHost(tuple(sorted(self.shown.items())), period))
 
     def _require_as_much(self) -> None:
         """Unusable where the script has given up: its first numbers are no measure of what the others show later."""

@@ -18,19 +18,27 @@ from autoddp.wire import JobFacts
 
 
 @dataclass(frozen=True)
+class ShownByHost:
+    """What the ranks of one host have shown in a start."""
+
+    counts: tuple[tuple[int, int], ...] = ()
+    """Each rank with its steps or numbers, see `OneStart.shown`; none where this host's ranks show nothing."""
+    period: int | None = None
+    """See `StepsMade.period`; None for printed numbers."""
+
+
+@dataclass(frozen=True)
 class Shown:
     """What the first start has shown."""
 
-    counts: tuple[tuple[int, int], ...]
-    """Each rank with its steps or numbers, see `OneStart.shown`."""
-    period: int | None
-    """See `StepsMade.period`; None for printed numbers."""
+    hosts: tuple[ShownByHost, ...]
+    """In the order of the hosts."""
     facts: JobFacts
 
     def is_of(self, other: Shown) -> bool:
         """Whether starts of both can be compared. Which settings have a reason to help differs by chance."""
         facts, theirs = (replace(one.facts, start_settings=(), knobs=()) for one in (self, other))
-        return (self.counts, self.period, facts) == (other.counts, other.period, theirs)
+        return (self.hosts, facts) == (other.hosts, theirs)
 
 
 @dataclass(frozen=True)

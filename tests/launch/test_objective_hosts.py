@@ -51,12 +51,39 @@ def done(launches: list[Launch]) -> list[Any]:
     return [json.loads(max(launch.folder.glob(".autoddp/2*/summary.json")).read_text()) for launch in launches]
 
 
+def journal_of(launch: Launch) -> list[str]:
+    """The lines of the newest run's journal."""
+    newest = max(launch.folder.glob(".autoddp/2*/journal.jsonl"), default=None)
+    return newest.read_text().splitlines() if newest is not None else []
+
+
+def killed(launches: list[Launch]) -> list[str]:
+    """The lines of the first host's journal, of launchers that were killed after their third start."""
+    try:
+        wait_for(lambda: len(journal_of(launches[0])) > 3, "the third start")
+    finally:
+        for launch in launches:
+            launch.kill()
+    for launch in launches:
+        wait_for(lambda launch=launch: not launch.processes(), "the end of every process")
+    return journal_of(launches[0])
+
+
 def test_a_number_that_only_the_second_host_prints(lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the first host's rank does meanwhile is none of its own, and no start leaves anything on either."""
+    """What the first host's rank does meanwhile is none of its own, and no start leaves anything on either.
+
+    The launchers are killed, and the next ones go on with what these have measured.
+    """
     code = "open('log', 'a').write('x')\nif rank == '1':\n    print('rate', 20 if few else 10, flush=True)\n"
-    hosts = lab(hosts=2)
-    launches = begun(hosts, tmp_path, code, "--objective", RATE, "--trials", "1")
+    hosts, words = lab(hosts=2), ("--objective", RATE, "--trials", "1")
+    known = killed(begun(hosts, tmp_path, code, *words))
+    launches = begun(hosts, tmp_path, code, *words)
     first, second = done(launches)
+    assert f"cut off after {len(known) - 1} measurements; --fresh begins anew" in launches[0].stderr
+    journal = journal_of(launches[0])
+    assert journal[: len(known)] == known
+    made = len(list(max(launches[1].folder.glob(".autoddp/2*")).glob("attempt*")))
+    assert made == len(journal) - len(known) + 1, "starts that were known, or one that is missing"
     assert first["objective"] == second["objective"]
     assert (first["objective"]["as_written"], first["objective"]["tuned"]) == (10, 20)
     recipes = [next(launch.folder.glob("*.toml")) for launch in launches]

@@ -17,7 +17,7 @@ from test_tuned_scripts import summary
 
 from autoddp.attempts.journal import Journal
 from autoddp.attempts.resuming import _entries, changed_since, cut_off, job_now, study_begins, study_is_over
-from autoddp.attempts.start_journal import MeasuredStart, Shown, StartJournal, read_starts
+from autoddp.attempts.start_journal import MeasuredStart, Shown, ShownByHost, StartJournal, read_starts
 from autoddp.codec import encode
 from autoddp.commandline.options import parse
 from autoddp.knobs import AS_WRITTEN, Configuration
@@ -76,7 +76,7 @@ STARTS += [MeasuredStart(TWO, 0.5, "", 8.0), MeasuredStart(ONE, None, "killed", 
 @pytest.mark.parametrize("damage", ["", "{}\n", "\x00\x00", '{"configuration": {}, "co'])
 def test_starts_are_read_up_to_what_is_no_start(tmp_path: Path, damage: str) -> None:
     """A failure at the end may come of what has cut the run off."""
-    path, shown = tmp_path / "journal", Shown(((0, 8), (1, 8)), 3, facts())
+    path, shown = tmp_path / "journal", Shown((ShownByHost(((0, 8), (1, 8)), 3), ShownByHost()), facts())
     journal = StartJournal(path)
     journal.begins(shown)
     for one in STARTS:
@@ -89,7 +89,7 @@ def test_starts_are_read_up_to_what_is_no_start(tmp_path: Path, damage: str) -> 
 
 def test_starts_answer_the_same_questions_and_no_others(tmp_path: Path) -> None:
     journal = StartJournal(tmp_path / "journal")
-    journal.begins(Shown(((0, 8),), None, facts()), STARTS[:3])
+    journal.begins(Shown((ShownByHost(((0, 8),)),), facts()), STARTS[:3])
     assert [journal.answer(one) for one in (AS_WRITTEN, ONE)] == STARTS[:2]
     assert journal.answer(AS_WRITTEN) is None  # the study goes another way
     assert journal.answer(TWO) is None
