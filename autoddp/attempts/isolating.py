@@ -24,6 +24,7 @@ from autoddp.isolation.mounts import mount_at
 from autoddp.isolation.overlay import Layers
 from autoddp.isolation.plan import SHARED_MEMORY, IsolationPlan
 from autoddp.runs.folder import RunFolder
+from autoddp.topology import free_memory
 from autoddp.torchrun.options import FORKED, forks_ranks
 from autoddp.units import Allowance, data_size
 
@@ -39,6 +40,7 @@ _WRITE_NOTHING = frozenset("env nice numactl taskset".split())
 """Programs that do nothing but start another one."""
 _ALLOWED = Allowance(share=0.2)  # of what is free on the disk that the layers lie on
 _SPARE = 64 * 2**30  # bytes: more than a copy fills between two looks. Other programs may use the disk down to that
+_SPARE_FILES = 2**20  # as many more files as that may always be made on the disk, if that is less than half of them
 
 
 @dataclass
@@ -59,6 +61,8 @@ class Isolation:
     """Bytes that the script may write under guard: into the run's folder, on whatever disk that is."""
     _least_free: int = 0
     """Bytes that stay free on the layers' disk, whoever fills it."""
+    _fewest_files: int = 0
+    """How many files can always still be made on the disk that holds what the script writes, whoever makes them."""
 
     def says(self, activity: str) -> str:
         """One line for the user; `activity` as `Options.activity`."""
@@ -104,7 +108,8 @@ class Isolation:
         real = (str(attempt), str(self._folder.sockets))
         if self.level is Level.OVERLAY:
             assert self._layers is not None
-            layers = Layers(str(self._layers / str(number)), str(self._layers / "kept"), self._syncs)
+            memory = free_memory() // 2  # the rest is for the ranks themselves
+            layers = Layers(str(self._layers / str(number)), str(self._layers / "kept"), self._syncs, memory)
             return Shelter(Level.OVERLAY, layers, real, self._important)
         if self.level is Level.GUARD:
             # Native libraries share memory in /dev/shm. Python's file operations there are redirected, and its shared
@@ -153,17 +158,19 @@ class Isolation:
         return _size_of(self._layers) if self._layers is not None else 0
 
     def fills_the_disk(self) -> str:
-        """Why an overlay's layers must not grow any more, though `written` is small; "" if they may.
+        """Why the script must write no more, though `written` is small; "" if it may.
 
         What native code opens to change (lmdb, HDF5, SQLite), the kernel copies whole, to a file without a name: only
-        when the copy is done does it count as written.
+        when the copy is done does it count as written. Empty files, links and folders take no bytes, but a disk holds
+        only so many of them.
         """
-        if self._layers is None:
-            return ""
+        place = self._layers or self._folder.path
         with contextlib.suppress(OSError):  # the user has removed the run's folder
-            free = _free(self._layers)
+            free, files = _free(place), _free_files(place)
             if free < self._least_free:
                 return f"only {data_size(free)} are left on the disk of the scratch folder"
+            if files is not None and files < self._fewest_files:
+                return f"only {files} more files can be made on the disk of the scratch folder"
         return ""
 
 
@@ -188,7 +195,7 @@ def _guard(folder: RunFolder, why: str, room: int) -> Isolation:
     from autoddp.isolation.landlock import supported
 
     landlock = os.environ.get(NO_LANDLOCK) != "1" and supported()
-    return Isolation(Level.GUARD, folder, why, room, landlock, _room=room)
+    return Isolation(Level.GUARD, folder, why, room, landlock, _room=room, _fewest_files=_fewest_files(folder.path))
 
 
 def _overlay(options: Options, folder: RunFolder, keeper: Keeper) -> tuple[Isolation | None, str]:
@@ -212,7 +219,15 @@ def _overlay(options: Options, folder: RunFolder, keeper: Keeper) -> tuple[Isola
             syncs = options.diagnose_only
             least = min(_SPARE, free // 2, free - limit)
             found = Isolation(
-                Level.OVERLAY, folder, "", limit, _layers=layers, _important=important, _syncs=syncs, _least_free=least
+                Level.OVERLAY,
+                folder,
+                "",
+                limit,
+                _layers=layers,
+                _important=important,
+                _syncs=syncs,
+                _least_free=least,
+                _fewest_files=_fewest_files(layers),
             )
             return found, ""
     return None, why
@@ -242,6 +257,19 @@ def _free(place: Path) -> int:
     """Bytes that are free on its disk."""
     found = os.statvfs(place)
     return found.f_bavail * found.f_frsize
+
+
+def _free_files(place: Path) -> int | None:
+    """How many more files can be made on its disk; None where the file system sets no number, as btrfs."""
+    found = os.statvfs(place)
+    return found.f_favail if found.f_files else None
+
+
+def _fewest_files(place: Path) -> int:
+    """See the field of this name."""
+    with contextlib.suppress(OSError):  # the user has removed the run's folder
+        return min(_SPARE_FILES, (_free_files(place) or 0) // 2)
+    return 0
 
 
 def _important(options: Options) -> Iterator[str]:

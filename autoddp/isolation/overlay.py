@@ -15,6 +15,7 @@ import hashlib
 import os
 import shutil
 import stat
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -42,6 +43,7 @@ _OPTIONS = (
 )
 _MS_NODEV, _MS_NOEXEC, _MS_NOATIME, _MS_NODIRATIME, _MS_RELATIME, _ST_RELATIME = 4, 8, 1024, 2048, 1 << 21, 4096
 _SHARED = ("/var/tmp", "/run/lock", "/var/lock")
+_PAGE = 4096
 _LARGEST_COPY = 64 * 2**20  # bytes of a file that is a mount point by itself, such as a container's /etc/hosts
 
 
@@ -62,6 +64,8 @@ class Layers:
     """
     syncs: bool = False
     """Whether the script's `fsync` waits for the disk, so that saving takes as long as it does in the real job."""
+    memory: int = sys.maxsize
+    """Bytes that what the script writes to /dev/shm may take there."""
 
     @property
     def folders(self) -> list[str]:
@@ -245,11 +249,16 @@ class _Build:
         return None
 
     def _overlay_in_memory(self, path: str) -> None:
-        """For shared memory the upper layer is in memory as well."""
+        """For shared memory the upper layer is in memory as well.
+
+        A file that is there already and is opened to be changed, as numpy's memmap does unless it is told otherwise, is
+        copied. Without a limit of its own a data set that fills half of the memory would fill the other half.
+        """
         found = os.statvfs(path)
+        size = min(found.f_blocks * found.f_frsize, max(self.layers.memory, _PAGE))  # 0 would be no limit
         place = os.path.join(self.layers.scratch, "memory")
         os.makedirs(place)
-        mount("tmpfs", place, "tmpfs", data=f"size={found.f_blocks * found.f_frsize},mode=755")
+        mount("tmpfs", place, "tmpfs", data=f"size={size},mode=755")
         upper, work = os.path.join(place, "upper"), os.path.join(place, "work")
         os.mkdir(upper)
         os.mkdir(work)

@@ -31,7 +31,8 @@ ENTER = """
 import json, os, sys
 from autoddp.isolation.overlay import Layers, enter
 base, important = sys.argv[1], sys.argv[2:]
-layers = Layers(base + "/layers/0", base + "/layers/kept", "SYNCS" in os.environ)
+memory = int(os.environ.get("MEMORY", sys.maxsize))
+layers = Layers(base + "/layers/0", base + "/layers/kept", "SYNCS" in os.environ, memory)
 read_only = enter(layers, [base + "/real"], [os.getcwd(), *important])
 found = {}
 """
@@ -274,6 +275,23 @@ def test_a_pipe_is_known_by_its_age(place: Place) -> None:
         found["others"] = [name for name in ("pipe", "link", "own", "ck.pt", "absent") if pipes.are_others(name)]
         """)
     assert found["others"] == ["pipe", "link"]
+
+
+def test_a_copy_in_memory_has_a_limit(place: Place) -> None:
+    """A data set in /dev/shm is copied where it is opened to be changed: two of them may be more than the memory."""
+    setup = "mount -t tmpfs -o size=64m,mode=1777 none /dev/shm && head -c 20M /dev/zero > /dev/shm/data"
+    program = """
+        with open("/dev/shm/other", "wb") as file:
+            file.write(b"x" * 2**20)
+        try:
+            open("/dev/shm/data", "r+b").close()
+        except OSError as error:
+            found["error"] = error.errno
+        found["read"] = len(open("/dev/shm/data", "rb").read())
+        """
+    owner = place.user or 0
+    found = place.run(program, f"{setup} && chown {owner}:{owner} /dev/shm/data", MEMORY=str(8 << 20))
+    assert found == {"error": errno.ENOSPC, "read": 20 << 20}
 
 
 def test_what_is_mounted_below_is_covered_too(place: Place) -> None:

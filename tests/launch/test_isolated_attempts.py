@@ -331,6 +331,25 @@ def test_a_copy_is_seen_while_many_files_are_not_counted_again_yet(
     assert written.too_much() == "only 15.0 GiB are left on the disk of the scratch folder"
 
 
+@pytest.mark.parametrize("layers", [True, False], ids=["overlay", "guard"])
+def test_files_without_bytes_end_tuning_before_no_more_can_be_made(
+    layers: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A data set of links, or of empty files, has no bytes that could count: a disk has only so many inodes."""
+    free = [1_300_000]
+    monkeypatch.setattr("autoddp.attempts.isolating._free_files", lambda _: free[0])
+    monkeypatch.setattr("autoddp.attempts.isolating._places", lambda _: [tmp_path])
+    folder = RunFolder(tmp_path / "out")
+    keeper: Any = SimpleNamespace(removes=lambda _: None, why_no_overlay=lambda _: "")
+    isolation, _ = _overlay(parse(["train.py"]), folder, keeper)
+    assert isolation is not None
+    isolation = isolation if layers else isolation.under_guard("")
+    assert isolation.fills_the_disk() == ""
+    free[0] = 640_000
+    assert isolation.fills_the_disk() == "only 640000 more files can be made on the disk of the scratch folder"
+    folder.clean()
+
+
 def test_others_may_use_a_large_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of it may go to another job while this one is tuned: 500 GiB that are left are enough."""
     monkeypatch.setattr("autoddp.attempts.isolating._free", lambda _: 1 << 40)
