@@ -72,11 +72,11 @@ def parse(line: str) -> Mount:
     return Mount(int(fields[0]), point, after[0], "ro" in options)
 
 
-def mount_of(path: str, mounts: dict[str, Mount]) -> Mount:
-    """The mount on which an absolute path without symbolic links lies."""
-    while path not in mounts:
+def mount_of(path: str, mounts: dict[str, Mount]) -> Mount | None:
+    """The mount on which an absolute path without symbolic links lies; None where / is no mount, as in a chroot."""
+    while path not in mounts and path != "/":
         path = os.path.dirname(path)
-    return mounts[path]
+    return mounts.get(path)
 
 
 def _number_at(path: str) -> int:

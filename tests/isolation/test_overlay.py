@@ -22,7 +22,7 @@ from traces.room import ORDINARY, _readable_interpreter, may_bind
 from traces.snapshot import difference, take
 
 from autoddp.isolation.caches import keep_caches
-from autoddp.isolation.mounts import parse
+from autoddp.isolation.mounts import Mount, mount_of, parse
 from autoddp.isolation.overlay import Layers, _has_devices
 
 pytestmark = pytest.mark.skipif(not may_bind(), reason="needs the right to mount in a namespace of its own")
@@ -522,3 +522,11 @@ def test_the_kernels_limit_of_namespaces_is_named() -> None:
     limits = "/proc/sys/user/max_user_namespaces is 0, /proc/sys/user/max_mnt_namespaces is 0"
     why = f"this host does not allow a mount namespace (no more of them are allowed: {limits})"
     assert done.stderr.splitlines()[-1].endswith(f"OverlayRefused: {why}")
+
+
+def test_the_mount_of_a_path_is_the_nearest_one_and_may_be_none() -> None:
+    """In a chroot to a folder / is no mount: the search for it never ended."""
+    root, data = Mount(1, "/", "ext4", False), Mount(2, "/data", "xfs", False)
+    assert mount_of("/data/set/1", {"/": root, "/data": data}) is data
+    assert mount_of("/database", {"/": root, "/data": data}) is root
+    assert mount_of("/database", {"/data": data}) is None
