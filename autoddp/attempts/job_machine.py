@@ -243,7 +243,8 @@ class JobMachine:
         """Whether rank 0 is on this host, so that this launcher says what is measured; None until that is known."""
         self.overlay_failed = ""
         """Why the script cannot run under the overlay, once that has shown."""
-        self._builders = 0
+        self.built_ddp = False
+        """Whether a rank of this node has built a DDP model, in whatever attempt."""
         self.waited = 0.0
         """Seconds for which the study has waited for another start of the script."""
         self._journal = journal
@@ -285,11 +286,6 @@ class JobMachine:
     def over(self) -> bool:
         """Whether no attempt is of use any more."""
         return self.state is State.OVER
-
-    @property
-    def built_ddp(self) -> bool:
-        """Whether a rank of this node has built a DDP model, in whatever attempt."""
-        return self._builders > 0
 
     @property
     def follows(self) -> bool:
@@ -511,7 +507,7 @@ class JobMachine:
         go = number == attempt.number and self.state in (State.STARTING, State.READY, State.MEASURING)
         if go:
             attempt.workers.append(worker)
-            self._builders += 1
+            self.built_ddp = self.built_ddp or worker.hello.built_ddp
         with contextlib.suppress(OSError):  # gone already
             worker.send(Welcome(go))
 
@@ -531,7 +527,6 @@ class JobMachine:
                 self._end("")
             case Goodbye():
                 worker.said_goodbye = True
-                self._builders -= not message.built_ddp
                 attempt.steps = max(attempt.steps, message.steps)
                 if message.reason:
                     self._failed(f"rank {message.rank}: {message.reason}", message.at)

@@ -25,13 +25,12 @@ from autoddp.runs.folder import CALLS
 from autoddp.settings import Objective
 from autoddp.study import TrialFailed, TuningOver
 from autoddp.units import duration
-from autoddp.wire import Goodbye, Hello, Message, StopTuning, Welcome
+from autoddp.wire import Goodbye, Hello, StopTuning, Welcome
 from autoddp.worker.observe.kernel_accounts import PageFaultCount, peak_memory
 
 _FIRST_NUMBER = 300.0  # seconds that the first start has for its first number, where no --budget is given
 _SHARE_OF_A_START = 8  # the first start takes one part in so many of the time, where it is not known how long it is
 _LEAST_SHARE = 0.5  # of what the first start has shown: a script that trains for a fixed time may show fewer in another
-_GOES_ON = 1.0  # seconds after a rank's first word in which it says that it ends, or it trains a DDP model
 _LATER = 3.0  # seconds that a host may be behind another one in what it shows
 _LOOKS = 0.25  # seconds between two looks whether the other hosts' parts are over
 
@@ -120,7 +119,6 @@ class OneStart:
     _ended_elsewhere: str | None = None
     """Why the start has ended on another host, if it had before it ended here."""
     _others_enough_at: float = 0.0
-    _spoke_at: float | None = None
     _faults: dict[int, PageFaultCount] = field(default_factory=dict)
     _faults_since: float = 0.0
 
@@ -134,23 +132,17 @@ class OneStart:
         """Called by the threads of the socket."""
         if isinstance(event, StopAsked):
             self.stopped = self.stopped or event.message
-        elif isinstance(event, Closed):  # a rank that has gone trains nothing: another rank that fails has ended it
-            self._spoke_at = None
         elif isinstance(event, Said):
             self._said(event.worker, event.message)
 
     def _said(self, worker: Worker, message: object) -> None:
-        """A rank connects when it has built a DDP model, or to say with which exception it ends."""
         match message:
             case Hello():
-                self._spoke_at = time.monotonic()
+                self.builds_ddp = self.builds_ddp or message.built_ddp
                 with contextlib.suppress(OSError):  # gone already
                     worker.send(Welcome(True))
-            case Goodbye(built_ddp=False):
-                self._spoke_at = None
+            case Goodbye():
                 self.failures.append((message.at, f"rank {message.rank}: {message.reason}"))
-            case Message():
-                self.builds_ddp = True
 
     def in_words(self) -> str:
         """What is being waited for. Called by another thread."""
@@ -163,8 +155,6 @@ class OneStart:
 
     def _must_end(self) -> bool:
         now = time.monotonic()
-        if self._spoke_at is not None and now - self._spoke_at > _GOES_ON:
-            self.builds_ddp = True
         if self.builds_ddp or self.stopped is not None:
             return True
         self.tuning_over = self.hosts.why_over or self.written.too_much() or self._why_too_late(now - self._began)

@@ -33,8 +33,9 @@ from autoddp.wire.started_with import local_rank, started_with
 _Count = Annotated[int, Meta(ge=0)]
 _Process = Annotated[int, Meta(gt=0)]
 """The id of one process: the launcher may send it a signal, and 0 and negative numbers would mean many."""
-VERSION = 8
-"""Version of all messages. `Hello` has the same fields in every version, so the other end's can always be told."""
+VERSION = 9
+"""Version of all messages. The fields of `Hello` without a default are the same in every version, and usually it has no
+others: so the other end's can be told."""
 LARGEST = 64 * 2**20
 """Bytes; neither end reads a longer message. The longest has a journal in `Measure.missed`: some MiB."""
 
@@ -43,7 +44,7 @@ class Message(Struct, frozen=True, forbid_unknown_fields=True, tag_field="is", t
     """What all messages have in common."""
 
 
-class Hello(Message, frozen=True):
+class Hello(Message, frozen=True, omit_defaults=True):
     """A worker process builds its first DDP model, or ends with an exception before it has built one; see `Goodbye`."""
 
     version: int
@@ -53,6 +54,8 @@ class Hello(Message, frozen=True):
     pid: _Process
     restart: _Count
     """How often elastic has restarted the group: TORCHELASTIC_RESTART_COUNT."""
+    built_ddp: bool = True
+    """Whether the worker has built a DDP model. Else it is about to say by which exception it ends."""
 
 
 class Welcome(Message, frozen=True):
@@ -175,8 +178,6 @@ class Goodbye(Message, frozen=True):
 
     rank: int
     reason: str
-    built_ddp: bool = True
-    """Whether the worker has built a DDP model."""
     steps: _Count = 0
     """Steps of the script that the worker has seen."""
     at: float = 0.0
@@ -238,13 +239,13 @@ class LauncherClient:
         """Rank of this process among those of its node."""
         return local_rank()
 
-    def hello(self) -> bool:
-        """Introduce this process, once. Whether the launcher wants tuning to go on."""
+    def hello(self, built_ddp: bool = True) -> bool:
+        """Introduce this process, once, as `Hello` has it. Whether the launcher wants tuning to go on."""
         if self._connection is None:
             restart = int(started_with("TORCHELASTIC_RESTART_COUNT", "0"))
             try:
                 self._connection = Client(self._path, family="AF_UNIX")
-                self.send(Hello(VERSION, self.rank, self.local_rank, os.getpid(), restart))
+                self.send(Hello(VERSION, self.rank, self.local_rank, os.getpid(), restart, built_ddp))
                 answer = self.receive()
             except (EOFError, OSError):
                 return False
@@ -265,10 +266,9 @@ class LauncherClient:
         """Say once why this process leaves. Forked children say nothing, nor does one that ends well before `hello`."""
         if self._said_goodbye or os.getpid() != self._pid or not started_with("RANK", ""):
             return
-        built_ddp = self._connection is not None
-        if not built_ddp and not reason:
+        if self._connection is None and not reason:
             return
         self._said_goodbye = True
         with contextlib.suppress(OSError):  # the launcher has ended first
-            if self.hello():
-                self.send(Goodbye(self.rank, reason, built_ddp, self.steps, time.monotonic()))
+            if self.hello(built_ddp=False):
+                self.send(Goodbye(self.rank, reason, self.steps, time.monotonic()))

@@ -38,8 +38,8 @@ VARIABLES = {"GLOO_SOCKET_IFNAME": "eth0,eth1"}
 class Rank(Worker):
     """A worker at the other end of no socket: it keeps what it is told."""
 
-    def __init__(self, rank: int) -> None:
-        super().__init__(None, Hello(VERSION, rank, rank, 1000 + rank, 0))  # type: ignore[arg-type]
+    def __init__(self, rank: int, built_ddp: bool = True) -> None:
+        super().__init__(None, Hello(VERSION, rank, rank, 1000 + rank, 0, built_ddp))  # type: ignore[arg-type]
         self.told: list[Message] = []
         self.is_gone = self.was_hung_up = self.was_killed = False
 
@@ -129,8 +129,8 @@ class Desk:
 
     # The ranks
 
-    def hello(self, rank: int) -> Rank:
-        worker = Rank(rank)
+    def hello(self, rank: int, built_ddp: bool = True) -> Rank:
+        worker = Rank(rank, built_ddp)
         self.ranks.setdefault(rank, worker)
         self.happens(Said(self.number, worker, worker.hello))
         return worker
