@@ -122,6 +122,8 @@ class Results:
         place = None
         if tuned.recipe:
             try:
+                if tuned.recipe != self._made:
+                    tuned.recipe = _as_known_here(tuned.recipe, options)
                 place = place_for(options, parse(tuned.recipe, options.recipe_path), say)
             except RecipeError as error:
                 # Not by the version's name, which many commits share: the host that leads has read it, and launches it.
@@ -339,6 +341,21 @@ def keep(text: str, place: Path, options: Options, previous: Path | None, detail
     return place
 
 
+def _as_known_here(text: str, options: Options) -> str:
+    """A recipe that another host has made, with this host's name of the script and digest of its arguments.
+
+    Hosts may have the script in other places, seen from their current folders, and arguments of their own. The next
+    start here would not find a recipe that says those of another host, and would not launch what the others launch.
+    """
+    recipe = parse(text, "the job's recipe")
+    names, arguments = script_names(options), arguments_digest(options)
+    if recipe.fits.script in names and recipe.made_by.arguments == arguments:
+        return text
+    script = recipe.fits.script if recipe.fits.script in names else names[0]
+    made_by = replace(recipe.made_by, arguments=arguments)
+    return dump(replace(recipe, fits=replace(recipe.fits, script=script), made_by=made_by))
+
+
 def joined(options: Options, mode: Mode, plan: Plan, running: Running, previous: Path | None) -> Mode:
     """The mode of a host that comes when the job runs already: what the others launch, whose recipe is kept here too.
 
@@ -352,12 +369,13 @@ def joined(options: Options, mode: Mode, plan: Plan, running: Running, previous:
         if mode.tune and not options.ranks_given and not running.builds_ddp:
             say(set_one(options.torchrun))
         return mode.as_written
-    found = replace(mode, tune=False, recipe=parse(running.recipe, "the job's recipe"), chosen=running.chosen)
+    text = _as_known_here(running.recipe, options)
+    found = replace(mode, tune=False, recipe=parse(text, "the job's recipe"), chosen=running.chosen)
     if found.digest(options) != running.digest:
         raise differs(running, found.reads(options))
     if mode.recipe is not None or found.recipe is None:
         return found
-    return replace(found, path=keep(running.recipe, place_for(options, found.recipe, say), options, previous))
+    return replace(found, path=keep(text, place_for(options, found.recipe, say), options, previous))
 
 
 def _this_node() -> Node:

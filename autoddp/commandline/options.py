@@ -108,7 +108,7 @@ def _whole(low: int) -> _Kind:
 
 
 _SEED = _within(int, lambda seed: 0 <= seed <= _LARGEST_SEED, f"a whole number from 0 to {_LARGEST_SEED}")
-_DURATION = _within(seconds, lambda found: 0 < found <= _LARGEST, "a duration")
+_DURATION = _within(seconds, lambda found: 0 < found <= _LARGEST, "a duration above 0")
 _DURATION_OR_NONE = _within(seconds, lambda found: 0 <= found <= _LARGEST, "a duration, or 0 for none")
 _SHARE = _within(float, lambda share: 0 < share < float("inf"), "a share above 0")
 _INTERVAL = _Kind(lambda text: 0 if text == "off" else _whole(1).convert(text), "a whole number of 1 or more, or off")

@@ -307,7 +307,7 @@ BAD = [
     ("--lossy-limit much t.py", "--lossy-limit 'much': must be a share above 0, e.g. --lossy-limit 0.95"),
     ("--accumulate-up-to 0 t.py", "--accumulate-up-to '0': must be a whole number of 1 or more, e.g. --accumulate"),
     ("--allow batch t.py", "--allow: invalid choice: 'batch' (choose from "),
-    ("--budget 5x t.py", "--budget '5x': must be a duration, e.g. --budget 5m"),
+    ("--budget 5x t.py", "--budget '5x': must be a duration above 0, e.g. --budget 5m"),
     ("--allow all t.py", "--allow: invalid choice: 'all' (choose from "),
     ("--keep-runs 0 t.py", "--keep-runs '0': must be a whole number of 1 or more, e.g. --keep-runs 20"),
     ("--keep-runs many t.py", "--keep-runs 'many': must be a whole number of 1 or more, e.g. --keep-runs 20"),

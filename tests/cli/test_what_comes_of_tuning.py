@@ -12,15 +12,18 @@ from test_one_decision import NEAR, outcome, standing
 import autoddp
 from autoddp import codec
 from autoddp.attempts.tune import Tuned
-from autoddp.cli.tuned import Results
+from autoddp.cli.tuned import Results, joined
 from autoddp.commandline.environment import job_environment
 from autoddp.commandline.mode import Mode
 from autoddp.commandline.options import parse
+from autoddp.commandline.saved_recipes import arguments_digest, script_names
 from autoddp.errors import NothingReadable, NotTuned, UnfitRecipe
 from autoddp.files import write_whole
+from autoddp.hosts.late_hosts import Plan, Running
 from autoddp.knobs import AS_WRITTEN, Configuration, Rung
 from autoddp.network.own_network import Network
 from autoddp.recipe import Recipe, dump, load
+from autoddp.recipe import parse as parse_recipe
 from autoddp.runs.folder import RunFolder
 from autoddp.study import INTERRUPTED, Decision, Outcome, StudySettings, TrialRecord
 from autoddp.timing import Block
@@ -288,6 +291,34 @@ def test_a_recipe_that_no_host_can_read_is_told_to_none(
     said = capsys.readouterr().err
     assert "warning: not tuned, launching as written: the recipe that was found is not sound: " in said
     assert "faster" not in said  # what is launched is not
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["tuned together", "came later"])
+def test_a_host_with_the_script_in_another_place_and_other_arguments_finds_its_recipe(
+    late: bool, folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looked for its own name of the script: the next start tuned there, and was refused on all hosts."""
+    with Results(parse([*WORDS, "--data", "a"]), folder, Network()) as results:
+        made = results.recipe(DECIDED, ())
+    there = tmp_path / "home"
+    there.mkdir()
+    monkeypatch.chdir(there)
+    here = parse(["--nproc-per-node", "2", "../train.py", "--data", "b"])
+    mode = Mode(tune=True, several_nodes=True)
+    if late:
+        running = replace(mode, tune=False, recipe=parse_recipe(made, "")).digest(here)
+        mode = joined(here, mode, Plan(), Running(running, recipe=made), None)
+    else:
+        with Results(here, folder, Network()) as results:
+            pass
+        mode = results.mode(mode, Tuned(recipe=made, outcome=DECIDED, built_ddp=True))
+    (written,) = recipes()
+    found = load(written)
+    assert written == mode.path
+    assert found == mode.recipe
+    assert found.fits.script == script_names(here)[0] == f"*/{tmp_path.name}/train.py"
+    assert found.made_by.arguments == arguments_digest(here)
+    assert found.configuration == DECIDED.decision.configuration
 
 
 def test_where_nothing_is_launched_a_recipe_that_cannot_be_read_is_none(folder: RunFolder) -> None:

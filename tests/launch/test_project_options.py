@@ -87,7 +87,7 @@ BAD = {
     'near_limit = "0.01"': "[tool.autoddp] near_limit: no option of autoddp (did you mean 'near-limit'?)",
     'allow = "nearly"': "[tool.autoddp] allow: --allow: invalid choice: 'nearly'",
     "budget = [3]": "[tool.autoddp] budget = [3]: must be a value as of --budget on the command line",
-    'budget = "-3"': "[tool.autoddp] budget: --budget '-3': must be a duration, e.g. --budget 5m",
+    'budget = "-3"': "[tool.autoddp] budget: --budget '-3': must be a duration above 0, e.g. --budget 5m",
     "seed = true": "[tool.autoddp] seed = True: must be a value as of --seed on the command line",
     'trace = "yes"': "[tool.autoddp] trace = 'yes': must be true or false",
     "trials = 0": "[tool.autoddp] trials = 0: must be 1 or more; --trials 0 on the command line is torchrun",
