@@ -53,7 +53,7 @@ pytest: .venv/.ready
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 test-whole: .venv/.ready
-	$(BIN)/python -m pytest $(PYTEST_ARGS) --whole
+	$(BIN)/python -m pytest $(PYTEST_ARGS) --whole --timeout 1500
 
 # A .venv without pip was cut off, or made on a Debian that lacks python3-venv: it is made whole.
 OLD = import sys; sys.exit(sys.version_info < (3, 10) and "setup: $(PYTHON) is older than 3.10: make PYTHON=python3.12 demo")
