@@ -40,7 +40,7 @@ SIDES = {"torchrun": TORCHRUN, "autoddp": (*AUTODDP, "--trials", "0")}
 FROM_NOTHING = "TESTS_START_FROM_NOTHING"
 """Variable that conftest.py sets under --whole: every launcher is a Python of its own."""
 PATIENCE = 600 if FROM_NOTHING in os.environ else 150
-"""Seconds. A launch takes 2 to 10, and many times that on a machine that is busy elsewhere, more so where each of twenty
+"""Seconds. A launch takes 2 to 10, and many times that on a machine that is busy elsewhere, more so where each of many
 scripts in one launch imports torch anew."""
 
 # A shell starts what follows a `&` with SIGINT ignored, and that is inherited: a launcher would never see Ctrl-C.
