@@ -37,10 +37,11 @@ _MUTE = (
     "service is slow)"
 )
 
-_VANISH = (
+VANISH = (
     "long messages from or to {} get lost (a switch or a tunnel may carry smaller packets than the hosts send: compare "
     "the MTUs, which `ip link` shows)"
 )
+"""What is said of hosts, by name, between which short messages arrive and long ones do not."""
 
 T = TypeVar("T")
 
@@ -190,7 +191,7 @@ class Arrivals:
         others = [f"{name} ({run_id})" for run_id, name in everybody if run_id != self._run_id]
         text += f"; under another --rdzv-id: {', '.join(others)}" if others else ""
         unheard = [name for (_, name), is_stuck in zip(everybody, stuck, strict=True) if is_stuck]
-        return text + (f"; {_VANISH.format(', '.join(unheard))}" if unheard else "")
+        return text + (f"; {VANISH.format(', '.join(unheard))}" if unheard else "")
 
     @contextlib.contextmanager
     def told(self, say: Callable[[str], None]) -> Iterator[None]:

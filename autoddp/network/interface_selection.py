@@ -26,6 +26,7 @@ from functools import cached_property
 from typing import Any
 
 from autoddp.codec import Struct, convert
+from autoddp.network.gathering import VANISH
 from autoddp.network.interface_probe import Door, Listener, send_rate, tried
 from autoddp.network.own_network import VARIABLES, Network
 from autoddp.topology import interfaces
@@ -152,12 +153,16 @@ def choose(exchange: Exchange, node: int, labels: Sequence[str], places: Places,
         lasting = min(_MEASURED, _ALL_MEASURED / (_TRIES * len(open_) or 1))
         rates = {name: _rate(all_[following].door(address), lasting) for name, address in open_.items()}
         rates_of_all = exchange("network/rate", rates)
+        rates_to = [rates_of_all[number - 1] for number in range(len(nodes))]
+        # Connections succeed, and no data arrives: the ranks would wait for each other in their first collective.
+        if lost := [one.label for one, to in zip(nodes, rates_to, strict=True) if to and not any(to.values())]:
+            doubts.append(VANISH.format(", ".join(lost)))
         exchange("network/done", True)  # nobody stops listening before all have measured
     if faults:
         return Found(Network(), faults, doubts)
-    network = _chosen(places, nodes[node].usable, rates_of_all[node - 1])
+    network = _chosen(places, nodes[node].usable, rates_to[node])
     if measures and _is_taken(places, nodes[node].usable):
-        network = replace(network, rates=rates_of_all[node - 1])
+        network = replace(network, rates=rates_to[node])
     is_named = any(GLOO in one.places.named for one in nodes)
     everywhere = set.intersection(*(set(one.usable) for one in nodes))
     return Found(replace(network, is_named=is_named, everywhere=tuple(sorted(everywhere))), [], doubts)

@@ -328,6 +328,17 @@ def test_what_torchrun_accepts_is_a_warning_on_one_host(lab, meetings):
 
 
 @pytest.mark.lab
+def test_messages_that_are_too_long_for_the_network_are_told_also_where_the_hosts_have_met(lab, meetings):
+    """As where a tunnel carries packets of 1450 bytes: what launchers say to each other is short, gradients are not."""
+    hosts = lab(hosts=2)
+    hosts.carry(1450)
+    found = meetings.hold(hosts, static(hosts))
+    assert [one.error for one in found] == ["", ""]
+    (line,) = [line for one in found for line in one.said if "warning: " in line]
+    assert re.search(r"long messages from or to node 0 \(host0\), node 1 \(host1\) get lost .* compare the MTUs", line)
+
+
+@pytest.mark.lab
 @pytest.mark.parametrize(("rendezvous", "ahead"), [(static, [0, 3600]), whole(c10d, [0, 3600]), whole(c10d, [7200, 0])])
 def test_clocks_that_are_hours_apart(lab, meetings, rendezvous, ahead):
     """Torch compares times that two hosts have written, and would take the host that is behind for lost.
