@@ -5,6 +5,8 @@
 The process gets a new root folder. In it each file system on which something could be written is covered by an overlay
 with its upper layer in the scratch folder. Root may overlay a whole file system. An ordinary user, in a user namespace,
 may not overlay a folder that has other mounts below it: such a folder is rebuilt from its entries.
+
+What programs share without a path, such as queues of System V, is in another namespace, in which there is nothing yet.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from autoddp.isolation.syscalls import (
     MS_RDONLY,
     MS_REC,
     MS_REMOUNT,
+    enter_ipc_namespace,
     enter_mount_namespace,
     mount,
     pivot_into,
@@ -112,6 +115,8 @@ def enter(
             as_user = enter_mount_namespace()
         except OSError as error:
             raise OSError(error.errno, _why_no_namespace(error)) from None
+        with contextlib.suppress(OSError):  # a kernel that has no such namespace, or allows no more of them
+            enter_ipc_namespace()
         mount("none", "/", flags=MS_REC | MS_PRIVATE)
     build = _Build(layers, visible_mounts(looks), as_user, list(_followed(important, looks)), looks)
     with _refusal("the overlay cannot be mounted"):

@@ -7,7 +7,7 @@ import os
 import platform
 import struct
 
-_CLONE_NEWNS, _CLONE_NEWUSER = 0x00020000, 0x10000000
+_CLONE_NEWNS, _CLONE_NEWIPC, _CLONE_NEWUSER = 0x00020000, 0x08000000, 0x10000000
 MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 32, 4096, 16384, 1 << 18
 _MNT_DETACH = 2
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 36, 38
@@ -31,6 +31,14 @@ def enter_mount_namespace() -> bool:
         with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
             file.write(text)
     return True
+
+
+def enter_ipc_namespace() -> None:
+    """Give this process queues, semaphores and shared memory of System V, and queues of POSIX, that no other sees.
+
+    The kernel removes them with the last process that has them. This needs the right to enter a mount namespace.
+    """
+    _check(_libc.unshare(_CLONE_NEWIPC), "unshare")
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:

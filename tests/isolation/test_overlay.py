@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import json
 import os
@@ -275,6 +276,34 @@ def test_a_pipe_is_known_by_its_age(place: Place) -> None:
         found["others"] = [name for name in ("pipe", "link", "own", "ck.pt", "absent") if pipes.are_others(name)]
         """)
     assert found["others"] == ["pipe", "link"]
+
+
+def test_queues_and_segments_of_system_v_are_its_own(place: Place) -> None:
+    """Native code reaches them without any file: a number or a name of the user's would lead to his other programs."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    key = 0x61640000 + os.getpid() % 0x8000
+    queue, name = libc.msgget(key, 0o1666), f"/autoddp-{os.getpid()}".encode()
+    assert queue >= 0
+    try:
+        found = place.run(f"""
+            import ctypes
+            libc = ctypes.CDLL(None, use_errno=True)
+            found["the user's"] = libc.msgget({key}, 0)
+            found["removed by its number"] = libc.msgctl({queue}, 0, None)
+            makes = (libc.msgget, ()), (libc.shmget, (4096,)), (libc.semget, (1,))
+            found["made"] = [make({key}, *size, 0o1600) for make, size in makes]
+            found["posix"] = libc.mq_open({name!r}, os.O_CREAT | os.O_RDWR, 0o600, None)
+            """)
+        assert (found["the user's"], found["removed by its number"]) == (-1, -1)
+        assert min(found["made"]) >= 0
+        assert found["posix"] >= 0
+        assert libc.msgget(key, 0) == queue
+        assert libc.shmget(key, 0, 0) == libc.semget(key, 0, 0) == -1
+        assert libc.mq_unlink(name) == -1
+    finally:  # -1 is no number of any of them
+        libc.msgctl(libc.msgget(key, 0), 0, None)
+        libc.shmctl(libc.shmget(key, 0, 0), 0, None)
+        libc.semctl(libc.semget(key, 0, 0), 0, 0)
 
 
 def test_a_copy_in_memory_has_a_limit(place: Place) -> None:
