@@ -385,7 +385,9 @@ def test_all_lines_of_a_price_are_named_with_their_functions(several: bool) -> N
         Job(alone, steps_of(alone), [], script_of(alone, steps_of(alone)), 2)
     )
     together = "" if several else " and of those of train.py:12 and of those of train.py:13"
-    assert found.fix.startswith(f"train.py:11: make one call of them{together}, one for each dtype, where")
+    assert found.fix.startswith(
+        f"train.py:11: make one call of them{together}, one for each dtype and operation, where"
+    )
     assert "do the same" not in found.fix
 
 
@@ -478,6 +480,26 @@ def test_numbers_that_one_rank_sends_are_not_added_up(what: str, method: str, wh
     assert what == "all_reduce" or "all_reduce" not in found.fix
     lines = "train.py:10 sends single" if len(where) == 1 else "train.py:10 and train.py:11 send single"
     assert found.seen.startswith(lines)
+
+
+def test_numbers_that_are_no_sum_are_in_no_call_with_sums() -> None:
+    """Ranks would go on with the sum of what they need the largest of, or of what rank 0 alone knows."""
+    ranks, ways = [], {13: ("all_reduce", "allreduce", "RedOpType.MAX", -1), 14: ("broadcast", "broadcast", "", 0)}
+    for one in loop(97, where=(10, 11, 12, 13, 14, 14)).processes:
+        calls = []
+        for made in one.calls:
+            what, method, reduction, root = ways.get(made.place.line, ("all_reduce", "allreduce", "RedOpType.SUM", -1))
+            line = replace(place(made.place.line, what, method), reduction=reduction)
+            calls.append(replace(made, bytes=4, root=root, place=line))
+        ranks.append(process(one.rank, calls))
+    recording = Recording(tuple(ranks))
+    steps = steps_of(recording)
+    (found,) = CAUSES["scalar_collectives"].suspect(Job(recording, steps, [], script_of(recording, steps), 2))
+    together, _, apart = found.fix.partition(" Those of ")
+    assert found.fix.startswith("train.py:10: ")
+    assert "dist.all_reduce(numbers" in together
+    assert [f"train.py:{line}" in together for line in range(10, 15)] == [True, True, True, False, False]
+    assert apart.startswith("train.py:14 and train.py:13 have another dtype, operation, sender or group")
 
 
 def test_the_largest_of_numbers_is_none_of_their_sums() -> None:
@@ -892,6 +914,8 @@ def test_numbers_in_place_of_objects_stay_in_their_group(what: str, backend: str
     assert ("where these objects are numbers" in found.fix and "group=group)" in found.fix) is (size == 8)
     assert ("torch.tensor(" in found.fix or "torch.empty(" in found.fix) is (size == 8)
     assert ("device='cuda'" in found.fix) is (backend == "nccl")
+    # A seed in single precision is another one on the ranks that get it than on the rank that has drawn it.
+    assert ("(2, dtype=torch.float64" in found.fix or "], dtype=torch.float64" in found.fix) is (size == 8)
 
 
 def test_each_line_that_sends_objects_has_a_fix_of_its_own() -> None:

@@ -24,7 +24,7 @@ def runs(script: Script, sizes: range) -> dict[tuple[int, int], tuple[int, int]]
     found: dict[tuple[int, int], tuple[int, int]] = {}
     total: dict[tuple[int, int], int] = {}
     size = {key: max(one.act.bytes for one in of_ranks.values()) for key, of_ranks in script.of_key.items()}
-    kind = {key: {_kind(one) for one in of_ranks.values()} for key, of_ranks in script.of_key.items()}
+    kind = {key: {kind_of(one) for one in of_ranks.values()} for key, of_ranks in script.of_key.items()}
     for key in sorted(script.of_key):
         before = (key[0], key[1] - 1)
         if key not in fits or before not in fits or key not in script.follows_at_once or kind[before] != kind[key]:
@@ -38,7 +38,7 @@ def runs(script: Script, sizes: range) -> dict[tuple[int, int], tuple[int, int]]
     return found
 
 
-def _kind(one: Played) -> tuple[int, str, str]:
+def kind_of(one: Played) -> tuple[int, str, str]:
     """What calls must have in common to become one."""
     return one.act.root, one.call.place.reduction, one.call.place.dtype
 

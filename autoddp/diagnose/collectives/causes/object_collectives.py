@@ -16,17 +16,18 @@ _AS_TENSORS = {
     "scatter_object_list": "scatter",
 }
 _FIXES = {
-    "all_gather_object": "mine = torch.tensor([loss, correct]{on}); all_of_them = [torch.empty_like(mine) for _ in "
+    "all_gather_object": "mine = torch.tensor([loss, correct]{type}); all_of_them = [torch.empty_like(mine) for _ in "
     "range(dist.get_world_size(group))]; dist.all_gather(all_of_them, mine, group=group)",
-    "gather_object": "mine = torch.tensor([loss, correct]{on}); all_of_them = [torch.empty_like(mine) for _ in "
+    "gather_object": "mine = torch.tensor([loss, correct]{type}); all_of_them = [torch.empty_like(mine) for _ in "
     "range(dist.get_world_size(group))]; dist.all_gather(all_of_them, mine, group=group)",
-    "broadcast_object_list": "numbers = torch.tensor([rate, stop]{on}); dist.broadcast(numbers, src, group=group)",
-    "scatter_object_list": "mine = torch.empty(2{on}); dist.scatter(mine, list(numbers) if rank == src else None, src, "
-    "group=group)",
+    "broadcast_object_list": "numbers = torch.tensor([rate, stop]{type}); dist.broadcast(numbers, src, group=group)",
+    "scatter_object_list": "mine = torch.empty(2{type}); dist.scatter(mine, list(numbers) if rank == src else None, "
+    "src, group=group)",
 }
-"""The group stays: if some ranks called the default group in place of theirs, they would wait for ever. `{on}`: where
-the numbers have to be. `all_gather_into_tensor` is deprecated from torch 2.13 on, and what replaces it is not in older
-versions."""
+"""The group stays: if some ranks called the default group in place of theirs, they would wait for ever. `{type}` is
+double precision, because in single precision a seed is another one on the ranks that get it than on the one that has
+drawn it; and the device. `all_gather_into_tensor` is deprecated from torch 2.13 on, and what replaces it is not in
+older versions."""
 _FIX_OF_LARGE = "send the tensors in these objects by a function for tensors, with the same group: it pickles nothing"
 _NUMBERS = 64  # bytes of the numbers that an object is taken to hold
 _SMALL = 16 * 1024  # bytes of an object that may be a few numbers
@@ -78,7 +79,8 @@ def _fix(one: Played) -> str:
         return _FIX_OF_LARGE
     group = one.call.place.group
     on = ", device='cuda'" if group is not None and group.backend == "nccl" else ""
-    return f"where these objects are numbers, send them as a tensor: {_FIXES[one.act.call].replace('{on}', on)}"
+    lines = _FIXES[one.act.call].replace("{type}", f", dtype=torch.float64{on}")
+    return f"where these objects are numbers, send them as a tensor: {lines}"
 
 
 CAUSE = ObjectCollectives()

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
 from autoddp.diagnose.collectives.cause import Cause, Job, Suspicion
-from autoddp.diagnose.collectives.merging import MERGEABLE, calls_at, merged, places_of, runs, seconds_in, without
+from autoddp.diagnose.collectives.merging import (
+    MERGEABLE,
+    calls_at,
+    kind_of,
+    merged,
+    places_of,
+    runs,
+    seconds_in,
+    without,
+)
 from autoddp.diagnose.collectives.program import Script
 from autoddp.diagnose.collectives.recording import Call, Group, Place, Recording
 
@@ -31,38 +41,64 @@ class ScalarCollectives(Cause):
             return
         lines = places_of(script, keys)
         calls = len(keys) / max(1.0, script.covers) / max(1, len({group for group, _ in keys}))
-        into = runs(script, _SIZES)
+        into = {key: first for key, first in runs(script, _SIZES).items() if {key, first} <= keys}
         several = len(into) * 2 >= len(keys)
         if not several and calls <= _RARELY:
             return
+        if several:
+            alike, others = _alike(script, keys, {*into, *into.values()})
+            lines = (*alike, *others)
         first = calls_at(script, keys, lines[0])[0]
-        also = f", also those of {' and '.join(lines[1:])}" if lines[1:] else ""
         what = first.call.place.collective
         one = "s" if len(lines) == 1 else ""
         seen = f"{' and '.join(lines[:2])} send{one} single numbers, {job.times(calls)}, and wait{one} for the answer"
         if several:
             left_out, changed, tried = keys, merged(script, into), "one call for all of them"
             fix = (
-                f"{lines[0]}: put the numbers of a step{also}{',' if also else ''} into one tensor: "
-                f"numbers = torch.stack([loss.detach(), correct, count]); {_one_call(what)}. A number that is computed "
-                "from the answer to another one cannot be one of them"
+                f"{lines[0]}: put the numbers of a step{_also(alike[1:])}{',' if alike[1:] else ''} into one tensor, "
+                "one for each dtype and operation: numbers = torch.stack([loss.detach(), correct, count]); "
+                f"{_one_call(what)}. A number that is computed from the answer to another one cannot be one of them"
             )
+            if others:
+                differ = "have another dtype, operation, sender or group, and need calls of their own"
+                fix += f". Those of {' and '.join(others)} {differ}"
         else:
             # What counts is the number among these calls: others of the group lie between them. Of a few, about a
             # tenth: none of five, one of six.
             kept = {key for group in {group for group, _ in keys} for key in _every_tenth(keys, group)}
             left_out, tried = keys - kept, "a tenth of these calls"
             changed = without(script, left_out)
-            adds = "reduce" in what and first.call.place.reduction.endswith(_SUMS)
+            adds = "reduce" in what and all(place.reduction.endswith(_SUMS) for place in _places(script, keys))
             added_up = "add them up on each rank, and " if adds else ""
             fix = (
-                f"{lines[0]}: numbers that are only logged{also}: {added_up}send them when you log "
+                f"{lines[0]}: numbers that are only logged{_also(lines[1:])}: {added_up}send them when you log "
                 f"them: if step % {_EVERY} == 0: dist.{what}(…). What the training reads, such as a norm "
                 "by which gradients are clipped, the size of what is sent next, or a sign to stop, has to travel in "
                 "every step"
             )
         took = seconds_in(script, left_out)
         yield Suspicion(self.name, seen, fix, guess=took, changed=changed, tried=tried, lines=lines)
+
+
+def _also(lines: Sequence[str]) -> str:
+    return f", also those of {' and '.join(lines)}" if lines else ""
+
+
+def _alike(
+    script: Script, keys: set[tuple[int, int]], in_runs: set[tuple[int, int]]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The lines whose numbers one call can send, as it may be most of those in runs; and the other lines.
+
+    A maximum can be in no call of sums, nor what rank 0 sends, nor what another group adds up.
+    """
+    kinds = {key: (key[0], one.act.call, *kind_of(one)) for key in keys for one in script.of_key[key].values()}
+    usual = Counter(kinds[key] for key in in_runs).most_common(1)[0][0]
+    alike = places_of(script, {key for key, kind in kinds.items() if kind == usual})
+    return alike, tuple(line for line in places_of(script, keys) if line not in alike)
+
+
+def _places(script: Script, keys: set[tuple[int, int]]) -> set[Place]:
+    return {one.call.place for key in keys for one in script.of_key[key].values()}
 
 
 def _one_call(what: str) -> str:

@@ -35,10 +35,10 @@ class SmallCollectives(Cause):
             f"{lines[0]} calls {what} {in_a_row:.0f} times in a row with {data_size(sum(sizes) // len(sizes))} each: "
             "such a call takes as long as the ranks need to meet, whatever it moves"
         )
-        # A line is known with the type of its first tensor: a loop over parameters may have several.
+        # A line is known with the dtype and the operation of its first call: a loop, or a helper, may have several.
         fix = (
-            f"{' and of those of '.join([f'{lines[0]}: make one call of them', *together])}, one for each dtype, where "
-            "none is computed from the result of another: "
+            f"{' and of those of '.join([f'{lines[0]}: make one call of them', *together])}, one for each dtype and "
+            "operation, where none is computed from the result of another: "
             f"flat = torch.cat([t.detach().reshape(-1) for t in tensors]); {_one_call(what)}"
         )
         if apart:
