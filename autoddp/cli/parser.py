@@ -19,7 +19,8 @@ class Parser(argparse.ArgumentParser):
         """Called by argparse for words that it does not understand."""
         _, _, words = message.partition("unrecognized arguments: ")
         unknown = next((word.partition("=")[0] for word in words.split() if word.startswith("-")), "")
-        meant = did_you_mean(unknown, self._known()) if unknown else ""
+        known = self._known()  # another word may have it
+        meant = did_you_mean(unknown, known) if unknown and unknown not in known else ""
         raise UsageError(f"{self.prog.split()[1]}: {message}{meant}; see {self.prog} --help")
 
     def _known(self) -> list[str]:

@@ -8,6 +8,11 @@ from autoddp.diagnose.evidence import COMPUTING, Evidence, Table
 from autoddp.diagnose.findings import WORTHWHILE
 from autoddp.units import milliseconds, percent
 
+KEPT_BY_WORKERS = (
+    "where the script changes the data set between epochs (its set_epoch, or a length), leave persistent_workers out: "
+    "workers that stay do not see that"
+)
+"""What to look at before workers stay for the next epoch: else every epoch would train what the first one does."""
 UNEVEN = 0.05
 """Spread of the batches' sizes, as a share of their mean, from which they count as uneven."""
 TINY_MIB = 1.0

@@ -478,6 +478,7 @@ def test_numbers_that_one_rank_sends_are_not_added_up(what: str, method: str, wh
     assert f"dist.{what}(" in found.fix
     assert ("add them up" in found.fix) is (what == "all_reduce" and len(where) == 1)
     assert what == "all_reduce" or "all_reduce" not in found.fix
+    assert ("only logged" in found.fix) is (what == "all_reduce" and len(where) == 1)
     lines = "train.py:10 sends single" if len(where) == 1 else "train.py:10 and train.py:11 send single"
     assert found.seen.startswith(lines)
 
@@ -500,6 +501,20 @@ def test_numbers_that_are_no_sum_are_in_no_call_with_sums() -> None:
     assert "dist.all_reduce(numbers" in together
     assert [f"train.py:{line}" in together for line in range(10, 15)] == [True, True, True, False, False]
     assert apart.startswith("train.py:14 and train.py:13 have another dtype, operation, sender or group")
+
+
+def test_what_rank_0_tells_the_others_is_not_called_logged() -> None:
+    """A rate that the others go on with: no training would be the same with one that comes in every tenth step."""
+    ranks = []
+    for one in loop(97, where=(10, 11), gap=1e-3).processes:
+        ways = {10: place(10), 11: place(11, "broadcast", "broadcast")}
+        calls = [replace(made, bytes=8, place=ways[made.place.line]) for made in one.calls]
+        ranks.append(process(one.rank, calls))
+    recording = Recording(tuple(ranks))
+    steps = steps_of(recording)
+    (found,) = CAUSES["scalar_collectives"].suspect(Job(recording, steps, [], script_of(recording, steps), 2))
+    assert found.fix.startswith("train.py:10: numbers that are only logged: ")
+    assert found.lines == ("train.py:10",)
 
 
 def test_the_largest_of_numbers_is_none_of_their_sums() -> None:

@@ -279,6 +279,19 @@ def test_the_fix_of_a_late_epoch_is_for_the_workers_that_it_has() -> None:
     assert ["longer" in fix for fix in fixes] == [False, True, True]
 
 
+def test_who_lets_workers_stay_is_told_what_they_do_not_see() -> None:
+    """A data set that a script tells the epoch, or that has a generator: workers keep it as it is at their start."""
+    late: dict[str, Any] = {
+        "event": lambda r, n: {"data": 80.0} if n % 16 == 0 else {},
+        "epochs": lambda n: n % 16 == 0,
+    }
+    for job in (SlowJob(**late, workers=2), SlowJob(data=10.0), SlowJob(data=10.0, stream=True)):
+        fix = examined(job).findings[0].fix
+        assert "persistent_workers=True" in fix
+        assert "where the script changes the data set between epochs" in fix
+        assert ("worker_init_fn" in fix) is ("num_workers" in fix)
+
+
 def test_a_rank_that_reads_for_all_is_not_compared_with_others() -> None:
     reads_for_all = examined(SlowJob(data=[10.0, 0.0], readers=(0,), from_workers=9.9)).findings[0]
     assert (reads_for_all.cause, reads_for_all.ranks) == ("data_loader", (0,))

@@ -10,10 +10,14 @@ from autoddp.diagnose.cause import Cause, Surroundings, Suspicion
 from autoddp.diagnose.evidence import Evidence
 from autoddp.diagnose.experiments import Condition, Mend
 from autoddp.diagnose.findings import WORTHWHILE
-from autoddp.diagnose.signs import share
+from autoddp.diagnose.signs import KEPT_BY_WORKERS, share
 from autoddp.units import ranks_text
 from autoddp.wire import Experiment
 
+_COPIES = (
+    f"{KEPT_BY_WORKERS}; and a random generator that the data set holds gives the same numbers in each worker, unless "
+    "worker_init_fn seeds it"
+)
 _MANY_WORKERS, _MOST_WORKERS = 8, 16  # of one rank's loader: if it has few now, and at all
 
 
@@ -45,13 +49,16 @@ class DataLoader(Cause):
         mended = Mend(Condition(experiment=kept))
         fix = ""
         if workers:
-            fix = f"DataLoader(num_workers={workers}, persistent_workers=True): load batches while others are computed"
+            added = f"num_workers={workers}, persistent_workers=True"
+            fix = f"DataLoader({added}): load batches while others are computed"
         if workers and is_stream:
             seen += "; more workers were not tried, because the data set is a stream"
             fix += (
                 ", but only where each gives a part of the stream of its own (torch.utils.data.get_worker_info): else "
                 "all samples come once for each worker"
             )
+        if workers:
+            fix += f"; {_COPIES}"
         otherwise = (
             "prepare the data once before training (decoded, cut to size, in few large files), or read it from a "
             "faster disk"

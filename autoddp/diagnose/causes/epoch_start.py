@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from autoddp.diagnose.cause import Cause, Surroundings, Suspicion
 from autoddp.diagnose.events import suspected_events
 from autoddp.diagnose.evidence import Evidence
+from autoddp.diagnose.signs import KEPT_BY_WORKERS
 
-_WITH_WORKERS = "DataLoader(persistent_workers=True): its workers stay for the next epoch"
+_WITH_WORKERS = f"DataLoader(persistent_workers=True): its workers stay for the next epoch; {KEPT_BY_WORKERS}"
 _WITHOUT_WORKERS = (
     "do once before training what the sampler and the data set do at the start of each epoch; or make epochs "
     "longer: let the sampler go through the data several times"

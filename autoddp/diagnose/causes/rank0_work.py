@@ -13,8 +13,8 @@ from autoddp.diagnose.signs import more_between, or_loading, share
 from autoddp.wire import Delay
 
 _FIX = (
-    "let rank 0 log, evaluate and save less often, or in a thread of its own (asynchronous saving: "
-    "torch.distributed.checkpoint.async_save)"
+    "let rank 0 log, evaluate and save less often, or in a thread of its own that reads a copy of the weights "
+    "(asynchronous saving: torch.distributed.checkpoint.async_save)"
 )
 
 

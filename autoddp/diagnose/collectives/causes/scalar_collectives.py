@@ -39,15 +39,17 @@ class ScalarCollectives(Cause):
         keys -= _among_tensors(script, keys)
         if not keys:
             return
-        lines = places_of(script, keys)
-        calls = len(keys) / max(1.0, script.covers) / max(1, len({group for group, _ in keys}))
+        # What one rank tells the others is not sent to be logged.
+        logged = keys - script.agreed(lambda one: one.act.call == "broadcast") or keys
         into = {key: first for key, first in runs(script, _SIZES).items() if {key, first} <= keys}
-        several = len(into) * 2 >= len(keys)
-        if not several and calls <= _RARELY:
-            return
-        if several:
+        if several := len(into) * 2 >= len(logged):
             alike, others = _alike(script, keys, {*into, *into.values()})
             lines = (*alike, *others)
+        else:
+            keys, lines = logged, places_of(script, logged)
+        calls = len(keys) / max(1.0, script.covers) / max(1, len({group for group, _ in keys}))
+        if not several and calls <= _RARELY:
+            return
         first = calls_at(script, keys, lines[0])[0]
         what = first.call.place.collective
         one = "s" if len(lines) == 1 else ""
@@ -70,11 +72,15 @@ class ScalarCollectives(Cause):
             changed = without(script, left_out)
             adds = "reduce" in what and all(place.reduction.endswith(_SUMS) for place in _places(script, keys))
             added_up = "add them up on each rank, and " if adds else ""
+            which = f"numbers that are only logged{_also(lines[1:])}: {added_up}send them when you log them"
+            if what == "broadcast":
+                which = (
+                    f"what one rank tells the others{_also(lines[1:])}: send it rarely, if older numbers do for a while"
+                )
             fix = (
-                f"{lines[0]}: numbers that are only logged{_also(lines[1:])}: {added_up}send them when you log "
-                f"them: if step % {_EVERY} == 0: dist.{what}(…). What the training reads, such as a norm "
-                "by which gradients are clipped, the size of what is sent next, or a sign to stop, has to travel in "
-                "every step"
+                f"{lines[0]}: {which}: if step % {_EVERY} == 0: dist.{what}(…). What the training reads, such as a "
+                "norm by which gradients are clipped, the size of what is sent next, or a sign to stop, has to travel "
+                "in every step"
             )
         took = seconds_in(script, left_out)
         yield Suspicion(self.name, seen, fix, guess=took, changed=changed, tried=tried, lines=lines)
