@@ -1390,6 +1390,22 @@ def test_calls_that_torch_makes_are_not_to_be_changed_in_the_script(by: str, mod
     assert not by or f"they are made in {module}, and only options there change them" in found.fix
 
 
+def test_a_further_line_whose_calls_torch_makes_is_told_as_that() -> None:
+    """Gradients are reduced by a line of the script, and its optimizer broadcasts the weights in the same way."""
+    by = "distributed/optim/zero_redundancy_optimizer.py"
+    ways = {10: place(10), 20: replace(place(20, "broadcast", "broadcast"), by=by)}
+    ranks = []
+    for one in loop(60, where=(10, 10, 10, 20, 20)).processes:
+        ranks.append(process(one.rank, [replace(made, place=ways[made.place.line]) for made in one.calls]))
+    said = examined(Recording(tuple(ranks)), 2, lambda programs: "not tried here", lambda line: None)
+    (found,) = [one for one in said.findings if one.cause == "small_collectives"]
+    assert found.fix.startswith("train.py:10: make one call of them")
+    leads = (
+        "train.py:20 only leads to these calls: they are made in torch.distributed.optim.zero_redundancy_optimizer, and"
+    )
+    assert leads in found.fix
+
+
 def test_a_line_of_an_installed_package_is_told_as_that() -> None:
     """All calls of a job may come from one line of DeepSpeed's, and "torch.py:10" is none of the script's files."""
     ranks = []

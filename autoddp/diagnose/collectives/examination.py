@@ -90,23 +90,39 @@ def examined(
 
 
 def _with_fix(one: Suspicion, job: Job) -> Suspicion:
-    """The suspicion; where torch's own code makes the calls of its line, the line has none that could be changed.
+    """The suspicion; where torch's own code makes the calls of its lines, these have none that could be changed.
 
     A line of an installed package may serve all of a job.
     """
     if not one.lines or not one.fix.startswith(f"{one.lines[0]}: "):
         return one
-    sums = (place for process in job.recording.processes for place in process.sums)
-    places = [place for place in sums if place.group is not None and place.where == one.lines[0]]
-    by, installed = {place.by for place in places}, {_installed(place.file) for place in places}
-    if not by or "" in by:
-        if not installed or "" in installed:
-            return one
+    made_in = {line: modules for line in one.lines if (modules := _made_in(line, job))}
+    if one.lines[0] in made_in:
+        return replace(one, fix=_only_leads([one.lines[0]], made_in))
+    fix, installed = one.fix, {_installed(place.file) for place in _places_at(one.lines[0], job)}
+    if installed and "" not in installed:
         is_in = f"{one.lines[0]} is in {' and '.join(sorted(installed))}, which is installed"
-        return replace(one, fix=f"{is_in}: look for an option of it first, else change {one.fix}")
-    modules = " and ".join(sorted({_module(file) for file in by}))
-    leads = f"{one.lines[0]} only leads to these calls"
-    return replace(one, fix=f"{leads}: they are made in {modules}, and only options there change them")
+        fix = f"{is_in}: look for an option of it first, else change {fix}"
+    return replace(one, fix=f"{fix}. But {_only_leads([*made_in], made_in)}" if made_in else fix)
+
+
+def _only_leads(lines: Sequence[str], made_in: Mapping[str, str]) -> str:
+    modules = " and ".join(dict.fromkeys(made_in[line] for line in lines))
+    leads = "only leads" if len(lines) == 1 else "only lead"
+    return (
+        f"{' and '.join(lines)} {leads} to these calls: they are made in {modules}, and only options there change them"
+    )
+
+
+def _made_in(line: str, job: Job) -> str:
+    """The modules of torch that make all calls of the line; "" where it makes one by itself."""
+    by = {place.by for place in _places_at(line, job)}
+    return "" if "" in by else " and ".join(sorted({_module(file) for file in by}))
+
+
+def _places_at(line: str, job: Job) -> list[Place]:
+    sums = (place for process in job.recording.processes for place in process.sums)
+    return [place for place in sums if place.group is not None and place.where == line]
 
 
 def _installed(file: str) -> str:
