@@ -360,6 +360,32 @@ def test_the_lines_to_change_take_parameters() -> None:
     assert all(torch.equal(one, torch.ones_like(one)) and one.grad_fn is None for one in tensors)
 
 
+@pytest.mark.parametrize(
+    ("what", "method"), [("all_to_all_single", "alltoall_base"), ("reduce_scatter", "reduce_scatter")]
+)
+def test_the_lines_to_change_keep_the_pieces_of_each_rank(what: str, method: str) -> None:
+    """Tokens of several experts, or gradients of several layers: two ranks do here what the lines say."""
+    ranks = []
+    for one in loop(40).processes:
+        ranks.append(
+            process(one.rank, [replace(made, place=place(made.place.line, what, method)) for made in one.calls])
+        )
+    recording = Recording(tuple(ranks))
+    steps = steps_of(recording)
+    (found,) = CAUSES["small_collectives"].suspect(Job(recording, steps, [], script_of(recording, steps), 2))
+    given = [[torch.arange(6.0) + 10 * rank, torch.arange(4.0) - 10 * rank] for rank in (0, 1)]
+    (rows,) = re.findall(r"rows = (torch\.cat\(.*?, 1\))", found.fix)
+    of_ranks = [eval(rows, {"torch": torch, "n": 2, "tensors": tensors}) for tensors in given]
+    (results,) = re.findall(r"(got\.split\(.*?\)) are the results", found.fix)
+    for rank in (0, 1):
+        pieces = torch.stack([of_rank[rank] for of_rank in of_ranks])  # as the one call brings them
+        got = pieces if "all_to_all" in what else pieces.sum(0)
+        said = eval(results, {"got": got, "n": 2, "tensors": given[rank]})
+        for nth, result in enumerate(said):
+            own = torch.stack([tensors[nth].chunk(2)[rank] for tensors in given])
+            assert torch.equal(result.flatten(), own.flatten() if "all_to_all" in what else own.sum(0))
+
+
 @pytest.mark.parametrize("several", [True, False])
 def test_all_lines_of_a_price_are_named_with_their_functions(several: bool) -> None:
     """Gradients go to rank 0 by one line, and weights come back by another one, which makes more of the calls."""

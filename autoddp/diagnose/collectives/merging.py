@@ -8,8 +8,11 @@ from collections.abc import Collection, Iterator, Sequence
 from autoddp.diagnose.collectives.program import NO_CALL, Played, Script, rest, with_
 from autoddp.wire.replayed_calls import WAIT, Act
 
-MERGEABLE = ("allreduce", "broadcast", "allgather", "_allgather_base", "all_gather_single", "reduce", "gather")
-"""Methods of a group of which one call of all bytes does what several calls do."""
+OF_ONE_PIECE = ("allreduce", "broadcast", "allgather", "_allgather_base", "all_gather_single", "reduce", "gather")
+"""Methods of a group of which one call of all bytes, one behind the other, does what several calls do."""
+_OF_PIECES = ("alltoall", "alltoall_base", "all_to_all_single", "reduce_scatter", "_reduce_scatter_base")
+"""Methods with a piece for each rank: of several calls, those for one rank have to stand together."""
+MERGEABLE = (*OF_ONE_PIECE, *_OF_PIECES, "reduce_scatter_single")
 _LARGEST = 25 * 2**20  # bytes of a merged call, as DDP's buckets
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from autoddp.diagnose.collectives.cause import Cause, Job, Suspicion
 from autoddp.diagnose.collectives.merging import (
-    MERGEABLE,
+    OF_ONE_PIECE,
     calls_at,
     kind_of,
     merged,
@@ -33,7 +33,7 @@ class ScalarCollectives(Cause):
         script = job.script
         if script is None:
             return
-        keys = script.agreed(lambda one: one.act.bytes in _SIZES and one.act.call in MERGEABLE and one.act.waits)
+        keys = script.agreed(lambda one: one.act.bytes in _SIZES and one.act.call in OF_ONE_PIECE and one.act.waits)
         sizes = _before_what_varies(job.recording)
         keys -= {key for key in keys if any(one.call.place in sizes for one in script.of_key[key].values())}
         keys -= _among_tensors(script, keys)

@@ -39,7 +39,7 @@ class SmallCollectives(Cause):
         fix = (
             f"{' and of those of '.join([f'{lines[0]}: make one call of them', *together])}, one for each dtype and "
             "operation, where none is computed from the result of another: "
-            f"flat = torch.cat([t.detach().reshape(-1) for t in tensors]); {_one_call(what)}"
+            f"{_one_call(what)}"
         )
         if apart:
             fix += f"; do the same at {' and at '.join(apart)}"
@@ -58,14 +58,25 @@ class SmallCollectives(Cause):
 
 def _one_call(what: str) -> str:
     """The call of all bytes, and how each tensor gets its part of the result."""
+    flat = "flat = torch.cat([t.detach().reshape(-1) for t in tensors]); "
+    if "all_to_all" in what or "reduce_scatter" in what:
+        found = (
+            "where each tensor has as much for every rank, n = dist.get_world_size(group); rows = torch.cat("
+            "[t.detach().reshape(n, -1) for t in tensors], 1); "
+        )
+        if "all_to_all" in what:
+            call = "got = torch.empty_like(rows); dist.all_to_all_single(got, rows, group=group); "
+            return f"{found}{call}got.split([t.numel() // n for t in tensors], 1) are the results"
+        call = "got = torch.empty_like(rows[0]); dist.reduce_scatter(got, list(rows), …) with its other arguments; "
+        return f"{found}{call}got.split([t.numel() // n for t in tensors]) are the results"
     if "gather" in what:
         return (
-            "everyone = [torch.empty_like(flat) for _ in range(dist.get_world_size(group))]; "
+            f"{flat}everyone = [torch.empty_like(flat) for _ in range(dist.get_world_size(group))]; "
             "dist.all_gather(everyone, flat, group=group); "
             "everyone[r].split([t.numel() for t in tensors]) are the pieces of rank r"
         )
     return (
-        f"dist.{what}(flat, …) with the other arguments that it has now; "
+        f"{flat}dist.{what}(flat, …) with the other arguments that it has now; "
         "for t, piece in zip(tensors, flat.split([t.numel() for t in tensors])): "
         "t.detach().copy_(piece.view_as(t))"
     )
