@@ -1124,7 +1124,10 @@ def test_a_wait_that_comes_long_before_the_first_use() -> None:
             for made in rank.calls
         ]
         ranks.append(replace(rank, calls=calls, uses={(place(11), -1): USE}))
-    script, changed = changed_by("blocking_collectives", Recording(tuple(ranks)))
+    recording = Recording(tuple(ranks))
+    script, changed = changed_by("blocking_collectives", recording)
+    (found,) = CAUSES["blocking_collectives"].suspect(Job(recording, steps_of(recording), [], script, 2))
+    assert "train.py:11: let it run meanwhile: it has async_op=True: move its work.wait() to stand before " in found.fix
     before, after = ([one.act for one in of.played[0]] for of in (script, changed))
     number = next(number for number, act in enumerate(before) if act.call == WAIT)
     assert [act.call for act in after[number - 1 : number + 3]] == ["allreduce", "allreduce", WAIT, "allreduce"]

@@ -44,9 +44,12 @@ class BlockingCollectives(Cause):
             f"used in {before[lines[0]]} first"
         )
         # The watch has seen a few steps, and no code that reads memory past torch.
+        is_started = not any(wait.call.is_blocking for wait in waited if wait.call.place.where == lines[0])
+        how = f"work = dist.{what}(…, async_op=True), and work.wait()"
         later = (
-            f"work = dist.{what}(…, async_op=True), and work.wait() before {before[lines[0]]}, and before any line "
-            "above it that reads the result in some steps only, in another thread, or past torch (numpy, C++)"
+            f"{'it has async_op=True: move its work.wait() to stand' if is_started else how} before "
+            f"{before[lines[0]]}, and before any line above it that reads the result in some steps only, in another "
+            "thread, or past torch (numpy, C++)"
         )
         if scaled[lines[0]]:
             later += f"; move what {scaled[lines[0]]} does to the result behind work.wait(), too"
