@@ -32,7 +32,7 @@ class Shown:
     """What the first start has shown."""
 
     hosts: tuple[ShownByHost, ...]
-    """In the order of the hosts."""
+    """One of each host, in their order."""
     facts: JobFacts
 
     def is_of(self, other: Shown) -> bool:
