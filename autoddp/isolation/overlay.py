@@ -177,11 +177,12 @@ class _Build:
         if self.as_user:
             mount("tmpfs", self.root, "tmpfs", data="size=16m,mode=755")
         self._cover("/")
+        for path in real:
+            self._bind(path)
+        # After the real folders: the launcher's own socket stays, too, where the script empties the temporary folder.
         for path in _listening_sockets(self.looks):
             with contextlib.suppress(OSError):  # gone meanwhile, or in a folder of another user
                 self._bind_read_only(path)
-        for path in real:
-            self._bind(path)
         for path in self.layers.folders:
             # Hidden, because a write into the layers themselves would break the overlay on top of them.
             if os.path.isdir(self._new(path)):

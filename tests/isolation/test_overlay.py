@@ -262,6 +262,28 @@ def test_sockets_lead_to_those_outside_and_pipes_to_nobody(place: Place) -> None
         os.close(reader)
 
 
+def test_a_socket_in_a_real_folder_stays_where_all_is_removed(place: Place) -> None:
+    """The launcher's, which lies in the temporary folder: a script may empty that at its start."""
+    path = place.base / "real" / "s"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        if place.user is not None:
+            os.chown(path, place.user, place.user)
+        server.listen()
+        found = place.run("""
+            import shutil, socket
+            shutil.rmtree(base + "/real", ignore_errors=True)
+            os.system(f"rm -rf {base}/real/* 2>/dev/null")
+            client = socket.socket(socket.AF_UNIX)
+            client.connect(base + "/real/s")
+            client.sendall(b"still there")
+            """)
+        connection, _ = server.accept()
+        with connection:
+            assert connection.recv(100) == b"still there"
+        assert (found, path.is_socket()) == ({}, True)
+
+
 def test_a_pipe_is_known_by_its_age(place: Place) -> None:
     os.mkfifo(place.work / "pipe")
     found = place.run("""
