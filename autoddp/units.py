@@ -100,13 +100,13 @@ def duration(value: float) -> str:
 def milliseconds(value: float) -> str:
     """Seconds as a text in milliseconds with three significant digits.
 
-    >>> milliseconds(1.1042), milliseconds(0.0283), milliseconds(0.00123)
-    ('1104', '28.3', '1.23')
+    >>> milliseconds(1.1042), milliseconds(0.0283), milliseconds(0.00123), milliseconds(-0.0283)
+    ('1104', '28.3', '1.23', '-28.3')
     """
     ms = value * 1e3
-    if ms >= 99.95:
+    if abs(ms) >= 99.95:
         return f"{ms:.0f}"
-    return f"{ms:.1f}" if ms >= 9.995 else f"{ms:.2f}"
+    return f"{ms:.1f}" if abs(ms) >= 9.995 else f"{ms:.2f}"
 
 
 def figure(value: float, digits: int = 4) -> str:

@@ -204,8 +204,10 @@ class Tuning:
             self.communication = self._diagnosed_without_ddp("" if tuned.why in (NO_DDP, TOO_SHORT) else tuned.why)
         if self.options.diagnose_only and tuned.diagnosis is not None:
             self.own_collectives = table(recorded(self._place / CALLS))
-            verdict = [*tuned.diagnosis.verdict, *beside_ddp(self.own_collectives)]
-            tuned.diagnosis = replace(tuned.diagnosis, verdict=verdict)
+            said = tuned.diagnosis
+            proved = max((one.seconds for one in said.findings if one.status == "proved"), default=0.0)
+            found = proved / said.seconds if said.seconds else 0.0
+            tuned.diagnosis = replace(said, verdict=beside_ddp(said.verdict, found, self.own_collectives))
         tuned = self._agreed(tuned, job.machine.leads is True)
         study_is_over(self._folder)
         return tuned

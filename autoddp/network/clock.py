@@ -50,6 +50,11 @@ class Clock:
             over.set()
             thread.join(_LAST)
 
+    @property
+    def was_shown(self) -> bool:
+        """Whether the host that keeps the store has shown its time, as every launcher of autoddp there does at once."""
+        return bool(self._board.check([_KEY]))
+
     def ahead(self) -> float:
         """Seconds by which that clock is ahead of this host's; 0.0 if they agree, or if no time is shown."""
         with contextlib.suppress(RuntimeError, ValueError):

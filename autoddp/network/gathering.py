@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from autoddp.errors import UsageError, first_line
+from autoddp.network.clock import Clock
 from autoddp.network.interface_probe import why_not_connected
 from autoddp.processes.polling import Asked
 from autoddp.processes.silence import awaiting
@@ -36,6 +37,7 @@ _MUTE = (
     "connections are accepted there, but no launcher has answered yet (another program may have this port, or the name "
     "service is slow)"
 )
+_BY_TORCHRUN = "a host has come with torchrun, or with --trials 0: start the same command of autoddp on all hosts"
 
 VANISH = (
     "long messages from or to {} get lost (a switch or a tunnel may carry smaller packets than the hosts send: compare "
@@ -143,7 +145,7 @@ class Arrivals:
         is_here: bool = False,
     ) -> None:
         self._board, self._endpoint, self._run_id, self._nodes = board, endpoint, run_id, nodes
-        self._last_call = last_call
+        self._last_call, self._is_here = last_call, is_here
         self._at = f"{endpoint}, which is this host" if is_here and not _is_address(endpoint.host) else f"{endpoint}"
         with contextlib.suppress(RuntimeError):  # it is for messages only; the meeting itself reports what is wrong
             number = board.add("arrived", 1)
@@ -180,18 +182,28 @@ class Arrivals:
             came = range(1, self._board.add("arrived", 0) + 1)
             everybody = [json.loads(self._board.get(f"arrived/{number}")) for number in came]
             stuck = [self._board.check([f"stuck/{number}"]) for number in came]
+            here = [name for run_id, name in everybody if run_id == self._run_id]
+            fewest, most = self._nodes
+            by_torchrun = len(here) < fewest and self._torchrun_is_there()
         except RuntimeError:
             return ""
-        here = [name for run_id, name in everybody if run_id == self._run_id]
-        fewest, most = self._nodes
         wanted = f"{fewest}" if fewest == most else f"{fewest} to {most}"
         text = f"{len(here)} of {wanted} hosts have arrived at {self._at} ({', '.join(here)})"
         if fewest <= len(here) < most:
             text += f"; others may come for {duration(self._last_call)}"
         others = [f"{name} ({run_id})" for run_id, name in everybody if run_id != self._run_id]
         text += f"; under another --rdzv-id: {', '.join(others)}" if others else ""
+        text += f"; {_BY_TORCHRUN}" if by_torchrun else ""
         unheard = [name for (_, name), is_stuck in zip(everybody, stuck, strict=True) if is_stuck]
         return text + (f"; {VANISH.format(', '.join(unheard))}" if unheard else "")
+
+    def _torchrun_is_there(self) -> bool:
+        """Whether torchrun's own agent has come: it meets by other keys of the store, and waits in vain, too."""
+        if not (self._is_here or Clock(self._board).was_shown):
+            return True  # it keeps the store
+        store = getattr(self._board, "underlying_store", self._board)
+        static = [f"{self._run_id}/torchelastic/role_info/{node}" for node in range(self._nodes[1])]
+        return any(store.check([key]) for key in (f"torch.rendezvous.{self._run_id}", *static))
 
     @contextlib.contextmanager
     def told(self, say: Callable[[str], None]) -> Iterator[None]:

@@ -279,6 +279,14 @@ def test_the_fix_of_a_late_epoch_is_for_the_workers_that_it_has() -> None:
     assert ["longer" in fix for fix in fixes] == [False, True, True]
 
 
+def test_a_rank_that_does_more_between_two_steps_is_told_that_too() -> None:
+    """It logs, and waits for a core while it does: on a busy machine other programs are not all of the reason."""
+    first = examined(SlowJob(other=[0.5, 12.0], waited=[0.1, 9.0], transfer=3.0, noise=0.002)).findings[0]
+    assert first.cause == "straggler"
+    assert "let rank 1 do no more between two steps than the others" in first.fix
+    assert "or keep other programs off the cores of rank 1" in first.fix
+
+
 def test_who_lets_workers_stay_is_told_what_they_do_not_see() -> None:
     """A data set that a script tells the epoch, or that has a generator: workers keep it as it is at their start."""
     late: dict[str, Any] = {

@@ -1,12 +1,13 @@
 """Hosts that cannot meet: one line, exit code 2, nothing started."""
 
 import itertools
+import re
 import signal
 import socket
 import threading
 
 import pytest
-from launchers import AUTODDP, ROOT, SCRIPTS, free_port, start, wait_for
+from launchers import AUTODDP, ROOT, SCRIPTS, TORCHRUN, free_port, start, wait_for, whole
 from torch.distributed import HashStore
 
 from autoddp.errors import UsageError
@@ -68,12 +69,42 @@ def test_who_has_come_of_a_range_of_hosts_and_how_long_others_may():
     board, place = HashStore(), Endpoint("--rdzv-endpoint", "10.0.0.1", 29500)
     here, said = socket.gethostname(), []
     for _ in range(3):
-        said.append(Arrivals(board, place, "job", (2, 3), 30.0, lambda: board).so_far())
+        said.append(Arrivals(board, place, "job", (2, 3), 30.0, lambda: board, is_here=True).so_far())
     assert said == [
         f"1 of 2 to 3 hosts have arrived at 10.0.0.1:29500 ({here})",
         f"2 of 2 to 3 hosts have arrived at 10.0.0.1:29500 ({here}, {here}); others may come for 30 s",
         f"3 of 2 to 3 hosts have arrived at 10.0.0.1:29500 ({here}, {here}, {here})",
     ]
+
+
+@pytest.mark.parametrize("node", [0, whole(1)], ids=["with the endpoint", "the other"])
+@pytest.mark.parametrize("rendezvous", ["static", whole("c10d")])
+def test_a_host_that_comes_with_torchrun_is_told(rendezvous, node, tmp_path):
+    """Under a static rendezvous it was waited for a quarter of an hour, with the words that it has not arrived."""
+    port = free_port()
+    launches = []
+    for number in range(2):
+        words = ["--nnodes", "2", "--node-rank", str(number), "--master-addr", "127.0.0.1", "--master-port", port]
+        if rendezvous == "c10d":
+            conf = f"is_host={int(number == 0)}"
+            words = [
+                "--nnodes",
+                "2",
+                "--rdzv-backend",
+                "c10d",
+                "--rdzv-endpoint",
+                f"127.0.0.1:{port}",
+                "--rdzv-conf",
+                conf,
+            ]
+        command = TORCHRUN if number == node else AUTODDP
+        launches.append(start(command, tmp_path / f"host{number}", [*words, str(SCRIPTS / "plain.py")]))
+    try:
+        told = r"waiting: 1 of 2 hosts have arrived .*; a host has come with torchrun, or with --trials 0: start the"
+        wait_for(lambda: re.search(told, launches[1 - node].stderr), "the line about torchrun")
+    finally:
+        for launch in launches:
+            launch.kill()
 
 
 @pytest.fixture

@@ -211,6 +211,30 @@ def test_calls_that_are_given_what_the_call_before_has_brought() -> None:
     assert [one.place for one in said if isinstance(one, BuildsNamed)] == [2]
 
 
+@pytest.mark.parametrize(
+    ("between", "builds"),
+    [
+        (lambda all_of_it, nth: None, False),
+        (lambda all_of_it, nth: torch.empty_like(all_of_it[nth]), False),
+        (lambda all_of_it, nth: all_of_it[nth].add_(all_of_it[nth - 1]), True),
+        (lambda all_of_it, nth: all_of_it.mul_(2.0), True),
+    ],
+)
+def test_pieces_of_one_tensor_do_not_come_from_each_other(between: Any, builds: bool) -> None:
+    """Tokens of each expert are a row of one tensor, and what comes back lies in one that is made for it."""
+    said: list[Any] = []
+    watch = FirstUses(time.perf_counter, lambda: None, said.append)
+    assert watch.begin(0.0)
+    all_of_it, number = torch.ones(4, 8), 0
+    for _ in range(3):
+        for nth in range(4):
+            got = between(all_of_it, nth)
+            result = got if got is not None and not builds else torch.empty_like(all_of_it[nth])
+            watch.called(number := number + 1, 1, ([result], [all_of_it[nth]]), number, number + 0.5)
+    watch.end()
+    assert [one.place for one in said if isinstance(one, BuildsNamed)] == [1] * builds
+
+
 def _uses_in_a_loop(averages: Callable[[torch.Tensor], Any]) -> dict[int, UsedNamed]:
     """First uses of three results of one line in each step, all of which the optimizer uses."""
     said: list[Any] = []

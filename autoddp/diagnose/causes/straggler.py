@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autoddp.diagnose.cause import Cause, Surroundings, Suspicion
 from autoddp.diagnose.evidence import COMPUTING, Evidence
@@ -46,8 +46,10 @@ class Straggler(Cause):
         )
         longer = evidence.mean([_more_computing(evidence, rank, n) for n in range(evidence.count)])
         reason = _why_slow(evidence, rank, longer)
-        if reason is None and stage == "other":
-            reason = _Reason("", f"let rank {rank} do no more between two steps than the others{or_loading(evidence)}")
+        if stage == "other":
+            # What it does there waits for a core, or asks for memory, more than what the others do not do.
+            no_more = f"let rank {rank} do no more between two steps than the others{or_loading(evidence)}"
+            reason = _Reason("", no_more) if reason is None else replace(reason, fix=f"{no_more}; or {reason.fix}")
         elif reason is None:
             reason = _Reason(
                 "",

@@ -283,8 +283,9 @@ def _priced(
     `counts`, `why`: see `_counts`.
     """
     price = difference(before, after)
-    if price.seconds * counts < WORTHWHILE * _usual_step(job):
-        return None
+    least = WORTHWHILE * _usual_step(job)
+    if price.seconds * counts < least and (price.low > 0 or price.high * counts < least):
+        return None  # where it may be worth while, nothing is refuted
     changed = [(statistics.fmean(after), one.tried), *beside]
     others = "; ".join(f"{milliseconds(seconds)} ms with {words}" for seconds, words in changed)
     return Finding(

@@ -114,12 +114,18 @@ def table(recording: Recording) -> list[Row]:
     return sorted(rows, key=lambda row: -row.share * len(row.ranks))
 
 
-def beside_ddp(rows: Sequence[Row]) -> list[str]:
-    """A line for the verdict on a DDP job, where a collective of the script's own takes much; else none."""
+def beside_ddp(verdict: Sequence[str], found: float, rows: Sequence[Row]) -> list[str]:
+    """The verdict on a DDP job, with a line where a collective of the script's own takes much.
+
+    `found`: the largest share of a step that is proved to be saved. What takes more than that comes first.
+    """
     dearest = max(rows, key=lambda row: row.share, default=None)
     if dearest is None or dearest.share < _MUCH:
-        return []
-    return [f"beside DDP, {dearest.where} {dearest.collective} takes {percent(dearest.share)} of the time of a rank"]
+        return [*verdict]
+    takes = f"DDP, {dearest.where} {dearest.collective} takes {percent(dearest.share)} of the time of a rank"
+    if dearest.share <= found:
+        return [*verdict, f"beside {takes}"]
+    return [f"Beside {takes}", *(one.replace("Nothing found", "Nothing else found") for one in verdict)]
 
 
 def calls_of(sums: dict[Place, Sums]) -> int:

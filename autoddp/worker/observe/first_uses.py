@@ -43,6 +43,8 @@ _SCALES = ("aten::div_", "aten::mul_", "aten::_foreach_div_", "aten::_foreach_mu
 """Operations that make a mean of a sum, in place: if it is by a number, they can be moved with the wait."""
 _BRINGS_IN = "aten::lift_fresh"
 """What `torch.tensor` ends with: memory that was filled past the dispatcher."""
+_BRINGS_NOTHING = tuple(f"aten::{name}" for name in ("empty_like", "zeros_like", "ones_like", "new_empty", "new_zeros"))
+"""Operations that are given a tensor only for its shape and its kind."""
 _DTENSOR = "DTensor"  # torch imports the class only where it is used
 _FUNCTIONAL = "_c10d_functional"
 """How the names of the operations begin by which functional collectives, and compiled functions, communicate."""
@@ -101,6 +103,8 @@ class FirstUses:
         self._unknown: set[int] = set()
         self._calls = 0
         self._newest: dict[int, int] = {}  # memory → the number of the last call from which something in it comes
+        self._pieces: dict[int, list[tuple[int, int]]] = {}
+        """Memory that the last call was given → from where to where; not where an operation has changed it since."""
         self._hidden: set[str] = set()  # see `HiddenNamed`
         self._builds: dict[int, int] = {}  # place → calls that were given something of the call right before
 
@@ -147,6 +151,7 @@ class FirstUses:
         self._methods.restore()
         self._open.clear()
         self._newest.clear()
+        self._pieces.clear()
         self._calls = 0
         if threading.get_ident() == self._thread and self._may_end:
             self._operations.__exit__(None, None, None)  # type: ignore[no-untyped-call]
@@ -162,10 +167,21 @@ class FirstUses:
         self._nth[place] = min(nth + 1, LAST_NTH)
         self._started[work] = (place, nth, addresses, time.thread_time())
         self._seen[place] = self._seen.get(place, 0) + 1
-        builds = any(self._newest.get(one) == self._calls for one in addresses if one) and self._calls > 0
-        self._builds[place] = self._builds.get(place, 0) + builds
+        pieces = [piece for piece in map(_piece, _tensors(given)) if piece is not None]
+        self._builds[place] = self._builds.get(place, 0) + (self._calls > 0 and any(map(self._comes_from_last, pieces)))
         self._calls += 1
+        self._pieces.clear()
+        for address, *piece in pieces:
+            self._pieces.setdefault(address, []).append((piece[0], piece[1]))
         self._newest.update(dict.fromkeys(addresses, self._calls))
+
+    def _comes_from_last(self, piece: tuple[int, int, int]) -> bool:
+        """Whether something in this memory may come from the last call: else they are other pieces of one tensor."""
+        address, begin, end = piece
+        if not address or self._newest.get(address) != self._calls:
+            return False
+        given = self._pieces.get(address)
+        return given is None or any(begin < until and since < end for since, until in given)
 
     def waited(self, work: int, began: float, ended: float, is_blocking: bool) -> None:
         """The end of a call was waited for, before its function returned if `is_blocking`."""
@@ -252,10 +268,13 @@ class FirstUses:
         try:
             (args, kwargs), name = given, func.name().partition(".")[0]
             read = (args[1:] if name in _OVERWRITES else args, kwargs)
-            sources = () if name == _BRINGS_IN else _addresses(read)
+            sources = () if name == _BRINGS_IN or name in _BRINGS_NOTHING else _addresses(read)
             newest = [self._newest.get(address, 0) for address in sources]
-            changed = _addresses(given if result is None else result)
+            changed = [*_addresses(given if result is None else result)]
             self._newest.update(dict.fromkeys(changed, max(newest, default=0)))
+            if not getattr(func, "is_view", False):
+                for address in changed:
+                    self._pieces.pop(address, None)
         except Exception:  # such a tensor's class may be the script's: then nothing is known of it
             return
 
@@ -308,20 +327,40 @@ def _telling(tell: Callable[[Any], None], original: Any) -> Any:
 
 
 def _addresses(given: Any) -> Iterator[int]:
-    """The memory of each tensor in there, and of those that a tensor of another class holds, such as `DTensor`."""
+    """The memory of each tensor in there."""
+    for tensor in _tensors(given):
+        if (address := _address(tensor)) is not None:
+            yield address
+
+
+def _tensors(given: Any) -> Iterator[torch.Tensor]:
+    """Each tensor in there, and those that a tensor of another class holds, such as `DTensor`."""
     if isinstance(given, torch.Tensor):
         if hasattr(type(given), "__tensor_flatten__"):
             for name in given.__tensor_flatten__()[0]:  # type: ignore[attr-defined]
-                yield from _addresses(getattr(given, name))
+                yield from _tensors(getattr(given, name))
             return
-        try:
-            with torch._C.DisableTorchFunctionSubclass():  # a class of the script's is not asked
-                address = _storage_of(given).data_ptr()
-        except (RuntimeError, NotImplementedError):  # it has none of its own
-            return
-        yield address
+        yield given
     elif isinstance(given, (list, tuple)):
         for one in given:
-            yield from _addresses(one)
+            yield from _tensors(one)
     elif isinstance(given, dict):
-        yield from _addresses(tuple(given.values()))
+        yield from _tensors(tuple(given.values()))
+
+
+def _address(tensor: torch.Tensor) -> int | None:
+    try:
+        with torch._C.DisableTorchFunctionSubclass():  # a class of the script's is not asked
+            return _storage_of(tensor).data_ptr()
+    except (RuntimeError, NotImplementedError):  # it has none of its own
+        return None
+
+
+def _piece(tensor: torch.Tensor) -> tuple[int, int, int] | None:
+    """The memory of a tensor, and from where to where in there it lies, in bytes."""
+    if (address := _address(tensor)) is None:
+        return None
+    with torch._C.DisableTorchFunctionSubclass():
+        width, begin = tensor.itemsize, tensor.storage_offset()
+        last = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        return address, int(begin * width), int((begin + last + 1) * width)

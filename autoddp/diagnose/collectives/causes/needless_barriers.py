@@ -28,7 +28,8 @@ class NeedlessBarriers(Cause):
         others = f", and those of {' and '.join(lines[1:])}" if lines[1:] else ""
         fix = (
             f"{lines[0]}: leave the barrier out{others}: a collective waits for all ranks that it needs. Where it is "
-            "for clean times, or for files or memory that other ranks write, call it in the steps that need it"
+            "for clean times, call it in the steps that need them; where it is for what other ranks write past the "
+            "collectives (files, shared memory, a store), it stays"
         )
         yield Suspicion(
             self.name,
