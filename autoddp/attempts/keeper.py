@@ -106,6 +106,7 @@ _FIRST_WORD = 5.0  # seconds without the keeper's answer until a line says so
 _ANSWERS = 60.0  # seconds for that answer from then on
 _SILENT = "the process that watches over the attempt does not answer"
 _GONE = "the process that watches over the attempt was killed"
+_LEFT = "this start of the script to end, and what it has written to be removed"
 _heeded: list[int] = []
 """Signals that the keeper alone ignores. What the launcher was started to ignore, an attempt ignores as jobs do."""
 
@@ -142,30 +143,41 @@ class Keeper:
             self._connection.send(tuple(folders))
 
     def run(self, attempt: Attempt, heard: Callable[[ProcessEnded], None], stops: Callable[[], bool]) -> str:
-        """Start the attempt and wait for its end; "" or why it failed. `stops()` is asked every half second.
+        """Start the attempt and wait for its end; "" or why it failed.
 
-        `heard` is told of each rank's process that ends.
+        `stops()` is asked every half second, until it says so or elastic has ended: what is seen of the script later,
+        while all that it has written is removed, is no part of the attempt. `heard` is told of each rank's process that
+        ends.
         """
         if self._is_silent:
             return _SILENT
         failure: str | None = None
-        try:
-            self._connection.send(attempt)
-            while True:
-                if not self._connection.poll(_ASKS):
-                    if stops():
-                        self._continue()
-                        self._connection.send(_STOP)
-                    continue
-                message = self._connection.recv()
-                if isinstance(message, ProcessEnded):
-                    heard(message)
-                elif isinstance(message, _Result):
-                    failure = message.failure
-                else:
-                    return f"torch elastic, which starts the ranks, {message.how}" if failure is None else failure
-        except (EOFError, ConnectionError):
-            return _GONE
+        is_over = False
+        with contextlib.ExitStack() as ending:
+
+            def ends() -> bool:
+                ending.enter_context(awaiting(_LEFT))
+                return True
+
+            try:
+                self._connection.send(attempt)
+                while True:
+                    if not self._connection.poll(_ASKS):
+                        if not is_over and stops():
+                            is_over = ends()
+                        if is_over:
+                            self._continue()
+                            self._connection.send(_STOP)
+                        continue
+                    message = self._connection.recv()
+                    if isinstance(message, ProcessEnded):
+                        heard(message)
+                    elif isinstance(message, _Result):
+                        failure, is_over = message.failure, is_over or ends()
+                    else:
+                        return f"torch elastic, which starts the ranks, {message.how}" if failure is None else failure
+            except (EOFError, ConnectionError):
+                return _GONE
 
     def close(self) -> None:
         """End the attempt, if one runs, and the keeper; returns once nothing is left."""

@@ -23,8 +23,10 @@ from autoddp.attempts.keeper import Attempt, Keeper, Shelter
 from autoddp.commandline.mode import choose_to_diagnose
 from autoddp.commandline.options import parse
 from autoddp.isolation import Level
+from autoddp.processes import silence
 from autoddp.processes.polling import polls
 from autoddp.processes.signals import NOT_FOR_THE_KEEPER
+from autoddp.processes.silence import awaiting
 from autoddp.torchrun import jobs
 from autoddp.torchrun.options import meeting_words
 
@@ -187,6 +189,44 @@ def test_a_keeper_that_was_stopped_ends_its_attempt(tmp_path: Path, monkeypatch:
     try:
         ended = "torch elastic, which starts the ranks, was killed by SIGKILL"
         assert keeper.run(an_attempt(tmp_path), lambda _: None, stops) == ended
+    finally:
+        keeper.close()
+        killer.cancel()
+
+
+@pytest.mark.parametrize("by_itself", [True, False])
+def test_what_is_left_of_an_attempt_is_waited_for_and_is_no_part_of_it(
+    by_itself: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To remove a hundred thousand files takes a minute. The lines said that the script still ran."""
+
+    def cleans_up(_: object) -> None:
+        os.kill(os.getpid(), signal.SIGSTOP)  # nor is a keeper waited for in vain that is stopped now
+        time.sleep(0.2)
+
+    monkeypatch.setattr(jobs, "run_tuning_job", lambda *_: "it failed" if by_itself else time.sleep(1000))
+    monkeypatch.setattr(keeper_module, "_clean_up_after", cleans_up)
+    monkeypatch.setattr(keeper_module, "_ASKS", 0.02)
+    keeper = Keeper()
+    killer = threading.Timer(60, os.kill, (keeper.pid, signal.SIGKILL))
+    killer.start()
+    goes_on, waits, asked = keeper._continue, list[object](), list[bool]()
+
+    def continued() -> None:
+        waits.append(silence._speaker._waits[-1].what)
+        goes_on()
+
+    def stops() -> bool:
+        asked.append(bool(waits))
+        return not by_itself
+
+    monkeypatch.setattr(keeper, "_continue", continued)
+    try:
+        with awaiting("the script"):
+            ended = keeper.run(an_attempt(tmp_path), lambda _: None, stops)
+        assert ended == ("it failed" if by_itself else "torch elastic, which starts the ranks, was killed by SIGKILL")
+        assert True not in asked
+        assert set(waits) == {"this start of the script to end, and what it has written to be removed"}
     finally:
         keeper.close()
         killer.cancel()
