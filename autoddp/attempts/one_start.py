@@ -121,6 +121,7 @@ class OneStart:
     _others_enough_at: float = 0.0
     _faults: dict[int, PageFaultCount] = field(default_factory=dict)
     _faults_since: float = 0.0
+    _counts: Mapping[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._began = time.monotonic()
@@ -247,14 +248,18 @@ class OneStart:
         return f"the script has printed nothing that {self.objective.text} finds"
 
     def _watch_memory(self) -> None:
-        """How much of the time the ranks that call torch.distributed are in page faults, since the first number."""
+        """How much of the time the ranks that call torch.distributed are in page faults, since the first number.
+
+        What a script does behind its last number, such as saving, is no part of that time.
+        """
         pids = {int(path.name.partition("-")[0]) for path in (self.folder / CALLS).glob("*.calls")}
+        self.memory = max(self.memory, sum(map(peak_memory, pids)))
+        before, self._counts = self._counts, dict(self.progress.counts)
         if not self._faults:
             self._faults, self._faults_since = {pid: PageFaultCount(pid) for pid in pids}, time.monotonic()
-            return
-        took = max((count.taken().seconds for count in self._faults.values()), default=0.0)
-        self.in_page_faults = took / max(time.monotonic() - self._faults_since, 1e-3)
-        self.memory = max(self.memory, sum(map(peak_memory, pids)))
+        elif self._counts != before:
+            took = max((count.taken().seconds for count in self._faults.values()), default=0.0)
+            self.in_page_faults = took / max(time.monotonic() - self._faults_since, 1e-3)
 
     def look_at_the_rest(self) -> None:
         """Take in what came since the last look, where the script has ended by itself."""

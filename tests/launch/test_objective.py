@@ -21,18 +21,22 @@ from autoddp.attempts.deadline import Deadline
 from autoddp.attempts.live_job import WorkerServer
 from autoddp.attempts.objective import _settings
 from autoddp.attempts.one_start import Seen, cost_of_all
+from autoddp.attempts.progress import StepsMade
 from autoddp.cli import recipe as recipe_command
 from autoddp.cli import report as report_command
 from autoddp.commandline.mode import choose
 from autoddp.commandline.options import parse
+from autoddp.diagnose.collectives.ends import StepEnds
 from autoddp.diagnose.collectives.recording import Recording
 from autoddp.errors import UsageError
 from autoddp.hosts.together import Hosts
 from autoddp.knobs.env import NodeAndJob
 from autoddp.recipe import load
+from autoddp.runs.folder import CALLS
 from autoddp.settings import Objective
 from autoddp.study import TrialFailed, TuningOver
 from autoddp.wire import LauncherClient
+from autoddp.worker.observe.kernel_accounts import PageFaultCount, PageFaults
 
 RATE = "regex:max:rate ([0-9.]+)"
 ONE = ["--nproc-per-node", "1"]
@@ -422,6 +426,27 @@ def test_a_rank_that_takes_long_to_say_by_what_it_ends_builds_no_ddp_model(
         server.close()
     assert start.builds_ddp is builds_ddp
     assert [why for _, why in start.failures] == ["rank 0: RuntimeError: no such file"]
+
+
+def test_page_faults_are_a_share_of_the_time_until_the_last_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A short script may save for longer than it has trained. Then no setting would seem to be worth a start."""
+    now, ends = 1000.0, [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(PageFaultCount, "taken", lambda _: PageFaults(0, (ends[-1] - 1000.0) / 4))
+    start = one_start(tmp_path, progress=StepsMade(tmp_path, period=0))
+    monkeypatch.setattr(StepsMade, "look", lambda _: None)
+    monkeypatch.setattr(StepEnds, "of_optimizers", lambda _: {0: ends})
+    (tmp_path / CALLS).mkdir()
+    (tmp_path / CALLS / f"{os.getpid()}-1.calls").touch()
+    assert not start.is_over()
+    now, ends = 1001.0, [1000.0, 1001.0]
+    assert not start.is_over()
+    now = 1004.0
+    assert not start.is_over()
+    assert start.in_page_faults == 0.25
+    assert start.memory > 0
 
 
 @pytest.mark.parametrize("leads", [True, False])
