@@ -48,6 +48,8 @@ _BRINGS_NOTHING = tuple(f"aten::{name}" for name in ("empty_like", "zeros_like",
 _DTENSOR = "DTensor"  # torch imports the class only where it is used
 _FUNCTIONAL = "_c10d_functional"
 """How the names of the operations begin by which functional collectives, and compiled functions, communicate."""
+_CALLS = "c10d"
+"""The namespace of the operations by which groups make their calls: these come to `FirstUses.called` by themselves."""
 _storage_of = torch.Tensor.untyped_storage
 
 
@@ -263,7 +265,7 @@ class FirstUses:
             self._hidden.add("functional collectives")
         if any(one.__name__ == _DTENSOR for one in types):
             self._hidden.add(_DTENSOR)
-        if not self._calls:
+        if not self._calls or getattr(func, "namespace", "") == _CALLS:
             return
         try:
             (args, kwargs), name = given, func.name().partition(".")[0]
