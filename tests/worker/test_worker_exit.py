@@ -15,11 +15,12 @@ import torch
 from fake_cuda import FakeCuda
 from launchers import environment
 from torch.distributed import HashStore
+from torch.multiprocessing.spawn import ProcessRaisedException
 
 from autoddp.log import tell
 from autoddp.wire import Finish
 from autoddp.worker.process.device import finish_queued_work
-from autoddp.worker.process.ending import leave
+from autoddp.worker.process.ending import in_a_line, leave
 from autoddp.worker.process.rank_store import RankStore
 from autoddp.worker.trial import runner
 from autoddp.worker.trial.runner import TrialRunner
@@ -151,3 +152,10 @@ def test_no_rank_parts_before_the_last_has_come() -> None:
     for thread in early:
         thread.join()
     assert sorted(parted) == [0, 1, 2]
+
+
+def test_an_exception_of_mp_spawn_is_told_by_its_last_line() -> None:
+    """Its text begins with empty lines and has the traceback of the process that the script has started."""
+    trace = 'Traceback (most recent call last):\n  File "train.py", line 8\nValueError: no data\n'
+    error = ProcessRaisedException(f"\n\n-- Process 1 terminated with the following error:\n{trace}", 1, 4711)
+    assert in_a_line(error) == "ProcessRaisedException: ValueError: no data"

@@ -23,19 +23,28 @@ def watch_the_end(launcher: LauncherClient) -> None:
     before = sys.excepthook
 
     def said(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        launcher.goodbye(_in_a_line(error))
+        launcher.goodbye(in_a_line(error))
         before(kind, error, trace)
 
     def ended() -> None:  # `said` was not called where the script has put a hook of its own in its place
         error = error_of_the_script()
-        launcher.goodbye("" if error is None else _in_a_line(error))
+        launcher.goodbye("" if error is None else in_a_line(error))
 
     sys.excepthook = said
     atexit.register(ended)
 
 
-def _in_a_line(error: BaseException) -> str:
-    return next(iter(f"{type(error).__name__}: {error}".splitlines()))
+def in_a_line(error: BaseException) -> str:
+    """The exception with the first line of its text.
+
+    If that is empty, as in those of `mp.spawn`, the text is another process's traceback: the last line has the error.
+
+    >>> in_a_line(ValueError("no such key\\nlook again")), in_a_line(KeyError())
+    ('ValueError: no such key', 'KeyError: ')
+    """
+    first, *others = str(error).splitlines() or [""]
+    told = first.strip() or next((line for line in reversed(others) if line.strip()), "")
+    return f"{type(error).__name__}: {told}"
 
 
 def leave_at_the_end_of_training(launcher: LauncherClient, has_trained: Callable[[], bool]) -> None:
