@@ -174,7 +174,7 @@ def prepare(options: Options, began: float) -> Job | None:
             if mode is not before:
                 tell(mode.says)
         if agreement is not None and not options.tune_only:
-            agreement.tell_late_hosts(_running(options, mode, network, builds_ddp))
+            agreement.tell_late_hosts(_running(options, mode, agreement, builds_ddp))
         variables = job_environment(options, mode, network)
     return None if options.tune_only else Job(options, variables, agreement)
 
@@ -202,7 +202,7 @@ def _agreement(options: Options, mode: Mode) -> Agreement | None:
     return agree(options.torchrun, mode.digest(options), mode.reads(options), mode.variables, job=job)
 
 
-def _running(options: Options, mode: Mode, network: Network, builds_ddp: bool) -> Running:
+def _running(options: Options, mode: Mode, agreement: Agreement, builds_ddp: bool) -> Running:
     """What this job is launched with, for hosts that come later."""
     from autoddp.recipe import dump
 
@@ -212,9 +212,10 @@ def _running(options: Options, mode: Mode, network: Network, builds_ddp: bool) -
         recipe=dump(mode.recipe) if mode.recipe is not None else "",
         chosen=mode.chosen,
         builds_ddp=builds_ddp,
-        address=network.address,
-        everywhere=network.everywhere,
-        is_named=network.is_named,
+        address=agreement.network.address,
+        everywhere=agreement.network.everywhere,
+        is_named=agreement.network.is_named,
+        nodes=agreement.hosts.nodes,
     )
 
 

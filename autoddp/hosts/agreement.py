@@ -25,7 +25,7 @@ from autoddp.codec import Struct, convert, encode
 from autoddp.commandline.local_fingerprint import may_have_gpus
 from autoddp.commandline.mode import torch_version
 from autoddp.errors import UsageError, first_line
-from autoddp.hosts.late_hosts import Notices, Plan, Running, cannot_join
+from autoddp.hosts.late_hosts import Notices, Plan, Running, cannot_join, joining
 from autoddp.hosts.together import Hosts
 from autoddp.log import tell
 from autoddp.network.clock import Clock
@@ -248,7 +248,7 @@ def agree(
         if notices is None or endpoint is None or static:
             raise cannot_join(torchrun.rdzv_backend)
         joins = notices.awaited(tell)
-        tell("the job runs already on other hosts: joining it")
+        tell(joining(joins[1], most))
         places = places_here(torchrun.local_addr, may_have_gpus(os.environ))
         way, running = towards(joins[1].address or endpoint.host, places), joins[1]
         way = replace(way, everywhere=running.everywhere, is_named=running.is_named)  # decided alike on all

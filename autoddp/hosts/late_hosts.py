@@ -50,6 +50,8 @@ class Running(Struct, frozen=True):
     """See `own_network.Network.everywhere`: by these the hosts that have met decide what they leave out."""
     is_named: bool = False
     """See `own_network.Network.is_named`."""
+    nodes: int = 0
+    """Number of hosts that have met for it; 0 if that is not known."""
 
 
 class Notices:
@@ -105,6 +107,16 @@ def cannot_join(backend: str) -> UsageError:
     return UsageError(
         f"the other hosts have begun already, and under --rdzv-backend {backend} no host can join a job later: start "
         "all hosts together, or use --rdzv-backend c10d"
+    )
+
+
+def joining(running: Running, most: int) -> str:
+    """A line for the user of a late host; `most`: the most hosts that the job can have."""
+    if running.nodes < most:
+        return "the job runs already on other hosts: joining it"
+    return (
+        f"the job runs already, on as many hosts as --nnodes allows ({most}): this host takes part once one of them is "
+        "lost; else it ends when the job ends"
     )
 
 

@@ -107,12 +107,18 @@ def test_a_host_that_comes_late_joins_the_job(tmp_path, own):
     """Also one that would tune for lack of a recipe: it takes that of the job."""
     one, two = comes_late(tmp_path, {}, {"recipe": own})
     assert (one.returncode, two.returncode) == (0, 0), one.stderr + two.stderr
-    assert "the job runs already" in two.stderr
+    assert "the job runs already on other hosts: joining it" in two.stderr
     assert starts(one) == [f"of 1: {RUNS}", f"of 2: {RUNS}"]
     assert starts(two) == [f"of 2: {RUNS}"]
     if own is None:
-        (kept,) = two.folder.glob("*.autoddp.toml")
-        assert load(kept) == RECIPE
+        (place,) = two.folder.glob("*.autoddp.toml")
+        kept = load(place)
+        # It says this host's own name of the script, and its own arguments.
+        fits, made_by = (
+            replace(RECIPE.fits, script="sh"),
+            replace(RECIPE.made_by, arguments=kept.made_by.arguments),
+        )
+        assert kept == replace(RECIPE, fits=fits, made_by=made_by)
 
 
 def test_a_late_host_with_another_recipe_is_refused(tmp_path):
@@ -167,7 +173,8 @@ def test_a_host_that_was_lost_comes_back(lab, tmp_path):
     (tmp_path / "first").unlink()
     again = begin(1)
     assert (again.wait().returncode, one.wait().returncode) == (0, 0), one.stderr + again.stderr
-    assert "the job runs already" in again.stderr
+    # As where the same command is given twice: then it waits until the job ends.
+    assert "the job runs already, on as many hosts as --nnodes allows (2): this host takes part once" in again.stderr
     assert starts(one) == [f"of 2: {RUNS}"] * 2
     assert starts(again) == [f"of 2: {RUNS}"] * 2
 
