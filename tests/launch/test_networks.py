@@ -19,6 +19,8 @@ from autoddp.cli.main import _running
 from autoddp.commandline import environment
 from autoddp.commandline.mode import Mode
 from autoddp.commandline.options import parse
+from autoddp.hosts.agreement import Agreement
+from autoddp.hosts.together import Hosts
 from autoddp.network import interface_probe, interface_selection
 from autoddp.network.interface_probe import Door, Listener, send_rate, tried
 from autoddp.network.interface_selection import Places
@@ -255,8 +257,9 @@ def test_networks_that_one_host_lacks_are_left_out_on_all(monkeypatch):
 def test_late_hosts_are_told_by_which_networks_all_are_reached():
     """A host that joins measures nothing, and kept what the others had left out."""
     options, written = parse(["--nnodes", "2:3", "train.py"]), Mode(tune=False, several_nodes=True)
-    running = _running(options, written, Network(everywhere=("a",), is_named=True), True)
-    assert (running.everywhere, running.is_named) == (("a",), True)
+    met = Agreement(Network(everywhere=("a",), is_named=True), Hosts(nodes=2), 2, None)
+    running = _running(options, written, met, True)
+    assert (running.everywhere, running.is_named, running.nodes) == (("a",), True, 2)
 
 
 @pytest.mark.lab
