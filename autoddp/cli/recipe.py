@@ -69,11 +69,11 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser("check", help="whether it is sound, and what it fits", allow_abbrev=False)
     check.set_defaults(text=_check, data=lambda recipe: {"fits": recipe.plain()["fits"]})
     for command in (show, check):
-        command.add_argument("file", metavar="FILE", help="a recipe, such as train.autoddp.toml")
+        command.add_argument("file", metavar="FILE", help="a recipe, such as proj.train.autoddp.toml")
     code = commands.add_parser(
         "code", help="its settings as lines for your own code, to start without autoddp", allow_abbrev=False
     )
-    code.add_argument("file", metavar="FILE", help="a recipe, such as train.autoddp.toml")
+    code.add_argument("file", metavar="FILE", help="a recipe, such as proj.train.autoddp.toml")
     forms = ", ".join(f"{name}: {form.says}" for name, form in FORMS.items())
     code.add_argument(
         "--for", dest="form", choices=tuple(FORMS), default="ddp", metavar="FORM", help=f"{forms} (default: ddp)"

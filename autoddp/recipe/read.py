@@ -87,7 +87,7 @@ def _read(path: Path) -> str:
         near = did_you_mean(path.name, _recipes_beside(path))
         raise RecipeError(f"{name}: no such file{near}; autoddp SCRIPT --trials 20 writes a recipe") from None
     except IsADirectoryError:
-        raise RecipeError(f"{name}: a folder, not a recipe; name a file such as train.autoddp.toml") from None
+        raise RecipeError(f"{name}: a folder, not a recipe; name a file such as proj.train.autoddp.toml") from None
     except UnicodeDecodeError as problem:
         raise RecipeError(f"{name}: not UTF-8 text (byte {problem.start}); save it as UTF-8") from None
     except (OSError, ValueError) as problem:  # ValueError: a NUL in the path
@@ -101,7 +101,7 @@ def _content(path: Path, name: str) -> bytes:
     if stat.S_ISDIR(kind):
         raise IsADirectoryError
     if not stat.S_ISREG(kind):
-        raise RecipeError(f"{name}: no regular file, so not a recipe; name a file such as train.autoddp.toml")
+        raise RecipeError(f"{name}: no regular file, so not a recipe; name a file such as proj.train.autoddp.toml")
     content = read_at_most(path, _LARGEST + 1)
     if len(content) > _LARGEST:
         raise RecipeError(f"{name}: larger than {_LARGEST >> 10} KiB, so not a recipe; tune again with --trials 20")

@@ -187,8 +187,8 @@ def test_a_recipe_is_a_regular_file_of_bounded_size(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     huge.write_bytes(b"#" * (2**20 + 1))
     for place, problem in (
-        (pipe, "no regular file, so not a recipe; name a file such as train.autoddp.toml"),
-        (Path("/dev/zero"), "no regular file, so not a recipe; name a file such as train.autoddp.toml"),
+        (pipe, "no regular file, so not a recipe; name a file such as proj.train.autoddp.toml"),
+        (Path("/dev/zero"), "no regular file, so not a recipe; name a file such as proj.train.autoddp.toml"),
         (huge, "larger than 64 KiB, so not a recipe; tune again with --trials 20"),
     ):
         with pytest.raises(RecipeError) as caught:
