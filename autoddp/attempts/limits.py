@@ -75,8 +75,8 @@ class Limits:
         machine = self.job.machine
         if self.enough is not None and machine.is_starting and (recording := self.enough.in_words):
             return f"{recording}{self._at_most}"
-        where = "" if machine.over else f": {self.waiting.where()}"
-        return f"{machine.in_words}{where}{self._at_most}"
+        where = "" if machine.over else self.waiting.where(machine.ended)
+        return f"{machine.in_words}{f': {where}' if where else ''}{self._at_most}"
 
     @property
     def _at_most(self) -> str:

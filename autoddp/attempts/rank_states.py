@@ -113,9 +113,11 @@ class Waiting:
         """Seconds for which all ranks of this host have only waited for others; 0.0 for one alone, which has others."""
         return self._ranks.waited() if len(self._ranks.look()) > 1 else 0.0
 
-    def where(self) -> str:
-        """A line that says where the ranks are now."""
-        return places(self._ranks.look(), self.clock())
+    def where(self, ended: Collection[int] = ()) -> str:
+        """A line that says where the ranks are now that have not `ended`; "" if all have."""
+        ranks = self._ranks.look()
+        left = {rank: seen for rank, seen in ranks.items() if rank not in ended}
+        return places(left, self.clock()) if left or not ranks else ""
 
     def unmoved(self) -> str:
         """Why the attempt must be ended: no rank has moved for long; else "". Ask repeatedly until it can measure."""

@@ -43,6 +43,16 @@ def test_the_ranks_and_their_places_are_named(tmp_path: Path) -> None:
     assert launch.processes() == []
 
 
+def test_a_rank_that_has_ended_is_nowhere(tmp_path: Path) -> None:
+    """What it has said last may be half a minute old: it was said to import torch when it had failed behind that."""
+    waiting = Waiting(tmp_path)
+    for rank in range(2):
+        (tmp_path / str(rank)).write_text(encode(Heartbeat(f"train.py, line {rank}", 0.0, 0.0)))
+    assert waiting.where().startswith("rank 0 is in train.py, line 0; rank 1 is in train.py, line 1 (host ")
+    assert waiting.where((0,)).startswith("rank 1 is in train.py, line 1 (host ")
+    assert waiting.where((0, 1)) == ""
+
+
 HANGS = """
 import torch
 import torch.distributed as dist
