@@ -1419,6 +1419,18 @@ def test_calls_that_torch_makes_are_not_to_be_changed_in_the_script(by: str, mod
     assert not by or f"they are made in {module}, and only options there change them" in found.fix
 
 
+def test_calls_through_which_gradients_pass_are_not_replaced() -> None:
+    """A contrastive loss trains something else where `dist.all_gather` takes the place of torch.distributed.nn's."""
+    ranks = []
+    for one in loop(60).processes:
+        calls = [replace(made, place=replace(made.place, by="distributed/nn/functional.py")) for made in one.calls]
+        ranks.append(process(one.rank, calls))
+    said = examined(Recording(tuple(ranks)), 2, lambda programs: "not tried here", lambda line: None)
+    (found,) = [one for one in said.findings if one.cause == "small_collectives"]
+    assert "call its functions fewer times, with one tensor of all (torch.cat)" in found.fix
+    assert "detach" not in found.fix
+
+
 def test_a_further_line_whose_calls_torch_makes_is_told_as_that() -> None:
     """Gradients are reduced by a line of the script, and its optimizer broadcasts the weights in the same way."""
     by = "distributed/optim/zero_redundancy_optimizer.py"

@@ -337,10 +337,14 @@ def test_calls_that_torch_makes_for_a_line_are_told_apart(tmp_path: Path, monkey
     monkeypatch.setattr(dist, "get_world_size", lambda _group: 1)
     averaging.average_parameters(iter([torch.nn.Parameter(torch.ones(1))]), group)  # type: ignore[arg-type]
     dist.all_reduce()  # type: ignore[call-arg]
-    # The line of `functional.all_reduce`, which is deprecated and warns, is a call, though `apply` stands between.
+    # As the line of `functional.all_reduce`, which is deprecated and warns: gradients pass through that call.
     functional._AllReduce.apply(dist.ReduceOp.SUM, group, torch.ones(1))
     (process,) = recorded(tmp_path).processes
-    assert [one.place.by for one in process.calls] == ["distributed/algorithms/model_averaging/utils.py", "", ""]
+    assert [one.place.by for one in process.calls] == [
+        "distributed/algorithms/model_averaging/utils.py",
+        "",
+        "distributed/nn/functional.py",
+    ]
 
 
 _MULTIPLIES = """

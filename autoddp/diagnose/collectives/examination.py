@@ -33,6 +33,7 @@ _AS_WRITTEN = "as written"
 _UNLIKE = 0.25  # share by which the steps as written may differ when they are done again
 _ALIKE = 0.1  # share by which calls may differ when they are done again, and nothing is said of it
 _LEAST, _MOST = 0.4, 1.25  # times that a difference in the calls of the replay counts at the pace of the script
+_PASSES_GRADIENTS = "torch.distributed.nn.functional"
 _A_ROUND = 12.0  # seconds of all programs together: three rounds, at least, have to come to their end within a minute
 
 
@@ -108,6 +109,12 @@ def _with_fix(one: Suspicion, job: Job) -> Suspicion:
 
 def _only_leads(lines: Sequence[str], made_in: Mapping[str, str]) -> str:
     modules = " and ".join(dict.fromkeys(made_in[line] for line in lines))
+    if modules == _PASSES_GRADIENTS:
+        return (
+            f"the calls of {' and '.join(lines)} are those of {modules}, through which gradients pass: call its "
+            "functions fewer times, with one tensor of all (torch.cat), and put none of torch.distributed in their "
+            "place"
+        )
     leads = "only leads" if len(lines) == 1 else "only lead"
     return (
         f"{' and '.join(lines)} {leads} to these calls: they are made in {modules}, and only options there change them"

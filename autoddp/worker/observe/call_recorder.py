@@ -89,11 +89,9 @@ _PATCHES = collectives.__file__
 """File of the functions that stand around those of torch, called by the script."""
 _DECORATORS = dist.c10d_logger.__file__
 """File in which the decorators of the functions of torch.distributed are."""
-_STAND_FOR_C10D = (
-    *(_C10D, _DECORATORS, os.path.join(_TORCH, "distributed", "nn", "functional.py")),
-    os.path.join(_TORCH, "autograd", "function.py"),  # `apply` stands between the functions of the file before
-)
-"""Files of torch with functions that a script calls for one collective."""
+_STAND_FOR_C10D = (_C10D, _DECORATORS, os.path.join(_TORCH, "autograd", "function.py"))
+"""Files of torch with functions that a script calls for one collective, and that of `apply`. Through those of
+`torch.distributed.nn.functional` gradients pass, so no call of another function does what they do."""
 _ENGINE = os.path.join(_TORCH, "autograd", "")
 _WITH_ROOT = ("broadcast", "reduce", "gather", "scatter")
 """Methods with a rank that sends to the others, or collects. The options, which come last, have it."""
