@@ -263,6 +263,7 @@ class JobMachine:
         self._starts_before = 0  # those of a study that goes on
         self._length: int | None = None  # see `wire.Start`
         self._asked_again: list[int] = []
+        self._ended_in = -1  # the order without reduction that was out when a script last ended without a reason
         self._futile_attempts = self._faults = 0
 
     @property
@@ -678,7 +679,8 @@ class JobMachine:
         """Decide, when all processes are gone, what becomes of an order whose ranks have left without a reason.
 
         By `sys.exit(1)` a script raises nothing that a rank could tell; many leave so where their loss is NaN. What has
-        no room between two of the script's ends would be asked for until tuning is given up.
+        no room between two of the script's ends would be asked for until tuning is given up. So would steps without
+        reduction, where the script ends because of what they do: the study can do without them.
         """
         attempt, usable = self._attempt, self._attempt.usable
         attempt.unanswered = None
@@ -686,6 +688,9 @@ class JobMachine:
         least = (order.warmup + _FEWEST_STEPS) * order.at_once
         if not why and order.at_once > 1 and usable is not None and usable < least:
             why = f"a start of the script gives {usable} steps to measure, and {least} are needed"
+        if not why and order.index == self._ended_in:
+            why = attempt.how_ended
+        self._ended_in = -1 if order.reduce else order.index
         if why:
             attempt.order = order
             self._order_lost(why)

@@ -48,7 +48,7 @@ from autoddp.runs import nccl_logs
 from autoddp.runs.folder import CALLS
 from autoddp.runs.rank_logs import LogKeeper
 from autoddp.settings import StudySettings
-from autoddp.study import INTERRUPTED, FailsWithoutReduction, Observer, Outcome, Study, TrialFailed, TuningOver
+from autoddp.study import INTERRUPTED, Observer, Outcome, Study, TrialFailed, TuningOver
 from autoddp.timing import Difference
 from autoddp.timing.timeline import Timeline
 from autoddp.units import duration
@@ -307,8 +307,7 @@ class Tuning:
             tuned.why = str(over)
             job.give_up(tuned.why)  # without effect, unless the study itself has seen that there is no time for it
         except TrialFailed as failed:
-            when = failed.when if isinstance(failed, FailsWithoutReduction) else "in steps as written"
-            tuned.why = f"{failed} (seen {when})"
+            tuned.why = f"{failed} (seen in steps as written)"
             job.give_up(tuned.why)
         except Exception as error:
             logger.exception("the study failed")

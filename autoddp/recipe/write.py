@@ -61,8 +61,10 @@ def dump(recipe: Recipe) -> str:
     """The recipe as TOML with a comment beside each value that needs one; `parse(dump(recipe), "") == recipe`."""
     plain = recipe.plain()
     fits_says = {"gradient_bytes": f"{data_size(recipe.fits.gradient_bytes)} in each reduction of the whole model"}
-    headroom = percent(recipe.evidence.headroom or 0.0, ".1f")
-    evidence_says = {"headroom": f"{headroom} of a step would go if gradients travelled for nothing"}
+    share = percent(recipe.evidence.headroom or 0.0, ".1f")
+    headroom = f"{share} of a step would go if gradients travelled for nothing"
+    is_known = (recipe.evidence.headroom_low, recipe.evidence.headroom_high) != (0.0, 1.0)
+    evidence_says = {"headroom": headroom if is_known else "not known: the script fails in steps without reduction"}
     env_says = {knob.variable: knob.says for knob in BY_NAME.values() if knob.variable}
     parts = [
         _HEAD,

@@ -141,6 +141,11 @@ class Terminal(Observer):
         """The script as written has been measured: says how long a step takes, with and without reduction."""
         self._baseline = record.seconds
         best = self._baseline * (1 - headroom.share)
+        if headroom.why_unknown:
+            self._line(f"{milliseconds(self._baseline)} ms per step as written; what gradients take of it is not known")
+            self._line(f"the script fails in steps without DDP's reduction, or after them: {headroom.why_unknown}")
+            self._progress_shown = time.monotonic()
+            return
         self.detail(
             f"as written {milliseconds(self._baseline)} ms per step; without any reduction {milliseconds(best)} ms: "
             f"headroom {headroom}"

@@ -4,7 +4,7 @@ Only this package imports Optuna. It knows nothing of processes and sockets: its
 """
 
 from autoddp.settings import StudySettings
-from autoddp.study.measure import INTERRUPTED, FailsWithoutReduction, Measure, TrialFailed, TuningOver
+from autoddp.study.measure import INTERRUPTED, Measure, TrialFailed, TuningOver
 from autoddp.study.observer import Observer
 from autoddp.study.outcome import Decision, Outcome, Screened, Standing, TrialRecord
 from autoddp.study.search import Study
@@ -14,7 +14,6 @@ from autoddp.study.starts import StartStudy
 __all__ = [
     "INTERRUPTED",
     "Decision",
-    "FailsWithoutReduction",
     "Measure",
     "Observer",
     "Outcome",

@@ -14,17 +14,6 @@ class TrialFailed(Exception):
     """The configuration cannot run here; the text says why. The job has been started again, and the study goes on."""
 
 
-class FailsWithoutReduction(TrialFailed):
-    """The script as written cannot make steps without DDP's reduction, so nobody knows what could be won.
-
-    Or it cannot go on after them, because it checks that its ranks are alike.
-    """
-
-    def __init__(self, why: str, when: str = "in") -> None:
-        super().__init__(why)
-        self.when = f"{when} steps without DDP's reduction"
-
-
 INTERRUPTED = "interrupted"
 """Why tuning is over where the user has ended autoddp: nothing is launched then."""
 

@@ -23,15 +23,7 @@ from autoddp.study.decision import decide
 from autoddp.study.env_trials import RESERVED, ROUNDS, EnvTrials, Screen, screened
 from autoddp.study.finals import MOST_ROUNDS, Finals, ladder_of
 from autoddp.study.forecast import Forecast, forecast_of, why_never
-from autoddp.study.measure import (
-    INTERRUPTED,
-    Diagnose,
-    Diagnosis,
-    FailsWithoutReduction,
-    Measure,
-    TrialFailed,
-    TuningOver,
-)
+from autoddp.study.measure import INTERRUPTED, Diagnose, Diagnosis, Measure, TrialFailed, TuningOver
 from autoddp.study.observer import Observer
 from autoddp.study.outcome import WORTHWHILE, Decision, Outcome, Screened, Standing, TrialRecord
 from autoddp.study.reserve import FEWEST_ROUNDS, Reserve
@@ -52,6 +44,9 @@ _LONG = 5.0  # seconds of a step, from which to find the headroom may take a min
 _AT_LEAST_FOR_SETTINGS = 2 * RESERVED  # trials that a study must have: at least half stay for knobs without a start
 _BURSTS = 10  # of half a queue: it is empty by then if steps use it up a third faster than it fills
 _LATE = 3  # bursts in a row whose batches came late: the loaders are the limit
+_NEEDS_REDUCTION = (
+    "its steps fail without DDP's reduction, so it is not known how long they compute; tune it without what checks that"
+)
 _BEHIND = 1.2  # times as long as steps that find their batches ready: less is noise
 
 
@@ -78,6 +73,8 @@ class Study:
         self._judged: list[Screened] = []
         self._diagnosis: Diagnosis | None = None
         self._recorded: tuple[Timeline, ...] = ()
+        self._needs_reduction = ""
+        """Why the script fails in steps without reduction, or after them; "" if it does not."""
 
     def run(self) -> Outcome:
         """Measure and decide. Whatever ends tuning, the decision rests on what was measured until then.
@@ -95,7 +92,7 @@ class Study:
         self._finals = Finals(*costs, *user, self._random, self._trials.errors, self._compiles_anew)
         ended, is_whole = "", False
         try:
-            self._search(baseline, won, without.median)
+            self._search(baseline, won, without.median if off else baseline.seconds)
             is_whole = True
             self._diagnosis = self._diagnosed(baseline, off)
         except TuningOver as over:
@@ -130,7 +127,8 @@ class Study:
 
     def _search(self, baseline: TrialRecord, won: Headroom, computing: float) -> None:
         """Run trials, and the finals of the best of them. `computing`: seconds of a step without any reduction."""
-        trials, asked, never = self._trials, self._asked, why_never(self._facts)
+        trials, asked = self._trials, self._asked
+        never = why_never(self._facts) or (_NEEDS_REDUCTION if self._needs_reduction else "")
         if never:
             trials.forecast = Forecast(why_not=never)
         settings: list[Mapping[str, Value]] | None = None
@@ -203,7 +201,7 @@ class Study:
         they empty the queues, and wait for the loaders then. What else they take is measured here too: the headroom has
         other threads, and may hold such waits itself, which would count twice.
         """
-        queued, start = self._cost.queued, self._cost.start.number
+        queued, start = 0 if self._needs_reduction else self._cost.queued, self._cost.start.number
         burst = max(1, queued // 2)  # workers load two batches ahead, or more
         # The cores that these leave to the workers decide how fast they load, so they are those of nearly all trials.
         cores = Configuration({name: value for name, value in fixed.items() if name in OF_CORES})
@@ -258,6 +256,9 @@ class Study:
         Where these are much shorter, more of them are measured: they tell what computing takes, and the first ones take
         longer. More rounds are measured while it is uncertain whether trials are worth running.
 
+        A script may fail without reduction, or after it: it checks that its ranks are alike, or what it does depends on
+        gradients, and each rank does something else then. What could be won stays unknown, and trials find it out.
+
         TuningOver, after the first three steps, where these are so long that no trial has time.
         """
         cost = self._cost
@@ -274,15 +275,16 @@ class Study:
             try:
                 steps = budget.block(off[-1].median if off else pilot.median)
                 off.append(cost.block(AS_WRITTEN, 1, steps, reduce=False, apply=False))
-            except TrialFailed as failed:
-                raise FailsWithoutReduction(str(failed)) from None
-            if len(on) == len(off):
-                continue
-            cost.phase = "baseline"
-            try:
+                if len(on) == len(off):
+                    continue
+                cost.phase = "baseline"
                 on.append(cost.block(AS_WRITTEN, 1, budget.block(pilot.median), apply=False))
             except TrialFailed as failed:
-                raise FailsWithoutReduction(str(failed), "after") from None
+                self._needs_reduction, off = str(failed), []
+                break
+        cost.phase = "baseline"
+        while len(on) < budget.headroom_rounds():
+            on.append(cost.block(AS_WRITTEN, 1, budget.block(pilot.median), apply=False))
         baseline = TrialRecord(0, AS_WRITTEN, "measured", tuple(on))
         return baseline, self._won(on, off), [Block(block.slowest) for block in off]
 
@@ -296,7 +298,9 @@ class Study:
 
     def _won(self, on: Sequence[Block], off: Sequence[Block]) -> Headroom:
         """Nothing where no step of the script reduces: what two such blocks differ by is noise."""
-        return headroom(on, off) if self._facts.micro_batches else Headroom(0.0, 0.0, 0.0)
+        if not self._facts.micro_batches:
+            return Headroom(0.0, 0.0, 0.0)
+        return Headroom(0.0, 0.0, 1.0, self._needs_reduction) if self._needs_reduction else headroom(on, off)
 
     def _diagnosed(self, baseline: TrialRecord, off: Sequence[Block]) -> Diagnosis | None:
         """Why the job is slow. None where there is no time for it, or where finding out has failed.
@@ -306,7 +310,7 @@ class Study:
         asked, step = self._asked.diagnose_budget, baseline.seconds
         usual = max(_AT_LEAST_FOR_DIAGNOSIS, _SHARE_FOR_DIAGNOSIS * self._asked.trials * self._budget.trial())
         budget = min(usual if asked is None else asked, self._cost.left * _SHARE_FOR_DIAGNOSIS)
-        if self._diagnose is None or budget < _FEWEST_FOR_DIAGNOSIS * step:
+        if self._diagnose is None or not off or budget < _FEWEST_FOR_DIAGNOSIS * step:
             return None
         if asked is None and not self._cost.affords(budget, budget / step):
             return None

@@ -23,8 +23,12 @@ class Headroom:
     """Lower end of the 99 % interval."""
     high: float
     """Upper end of the 99 % interval."""
+    why_unknown: str = ""
+    """Why it was not found out: then it may be anything."""
 
     def __str__(self) -> str:
+        if self.why_unknown:
+            return "not known"
         if self.low < _NOTHING:
             return f"up to {percent(self.high)}"
         low, share, high = (percent(part) for part in (self.low, self.share, self.high))

@@ -340,6 +340,23 @@ def test_a_script_that_ends_early_under_what_was_tried_may_be_longer(desk: Desk)
     assert script_ends(desk, 13).result(0) is True
 
 
+def test_a_script_that_ends_in_steps_without_reduction_again_and_again_cannot_make_them(desk: Desk) -> None:
+    """The first time it may have been at its end in any case."""
+    starts(desk)
+    desk.asks()
+    desk.block()
+    block = desk.asks(reduce=False)
+    script_ends(desk, 60)
+    starts(desk)
+    assert not block.done()
+    script_ends(desk, 9)
+    ended = "the script ended with exit code 0 after 9 steps, while autoddp tried steps without reduction"
+    with pytest.raises(TrialFailed, match=ended):
+        block.result(0)
+    desk.asks()
+    assert starts(desk).orders[-1].reduce
+
+
 def after_steps_without_reduction(desk: Desk, index: int) -> Future[BlockDone]:
     """A block without reduction has been measured in the present attempt; the next order is out."""
     desk.asks(reduce=False)

@@ -132,12 +132,16 @@ def test_uneven_inputs_under_join_end_tuning_and_that_is_said(tmp_path):
     assert (launch.folder / "rank1.pt").exists()
 
 
-def test_a_script_that_checks_its_ranks_is_launched_as_written_with_the_reason(tmp_path):
+def test_a_script_that_checks_its_ranks_is_tuned_without_a_headroom(tmp_path):
     """The headroom needs steps without reduction. What its optimizer keeps of them parts the ranks later, too."""
-    launch = run(AUTODDP, tmp_path / "run", "alike.py", "--trials", "2", env=LONG)
+    options = ("--trials", "1", "--allow", "exact", "--diagnose-budget", "0")
+    launch = run(BRIEF, tmp_path / "run", "alike.py --every 1", *options, env=LONG)
     assert launch.returncode == 0, launch.stderr[-2000:]
-    said = r"not tuned, launching as written: rank 1: Assertion.* \(seen (in|after) steps without DDP's reduction\)"
+    said = r"fails in steps without DDP's reduction, or after them: rank 1: Assertion"
     assert re.search(said, launch.stderr), launch.stderr[-2000:]
+    study = summary(launch)
+    assert study["headroom"] == {"share": 0.0, "interval": [0.0, 1.0], "without_reduction": []}
+    assert [trial["state"] for trial in study["trials"]] == ["measured"]
     assert (launch.folder / "rank1.pt").exists()
 
 

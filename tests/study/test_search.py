@@ -15,7 +15,6 @@ from autoddp import codec
 from autoddp.knobs import AS_WRITTEN, BY_NAME, GRADIENT_RUNGS, Configuration, GradientError, Rung
 from autoddp.knobs.env import keeps_memory
 from autoddp.study import (
-    FailsWithoutReduction,
     Observer,
     Outcome,
     Study,
@@ -375,26 +374,28 @@ def _asked_by(outcome: Outcome) -> list[object]:
 @pytest.mark.parametrize("error", [TrialFailed, TuningOver])
 def test_without_a_baseline_there_is_no_outcome(error: type[Exception]) -> None:
     def spoil(index: int, _configuration: Configuration) -> None:
-        if index == 3:
+        if index >= 3:
             raise error("the script fails as written")
 
     with pytest.raises(error, match="as written"):
         run(job_on("slow", spoil=spoil))
 
 
-@pytest.mark.parametrize(("fails_at", "when"), [(0, ""), (1, "in"), (2, "after"), (3, "in")])
-def test_whether_it_failed_without_reduction_is_known(fails_at: int, when: str) -> None:
-    """Steps with and without reduction alternate; the script as written is not to blame for the latter."""
+@pytest.mark.parametrize("link", ["slow", "medium"])
+@pytest.mark.parametrize("fails_at", [1, 2, 3])
+def test_a_script_that_fails_without_reduction_is_tuned_without_a_headroom(fails_at: int, link: str) -> None:
+    """Steps with and without reduction alternate; where one fails in or after the latter, no more of them are made."""
 
     def spoil(index: int, _configuration: Configuration) -> None:
         _fail(index == fails_at)
 
-    job = job_on("slow", spoil=spoil)
-    with pytest.raises(TrialFailed, match=r"^out of memory$") as raised:
-        run(job)
-    said = raised.value.when if isinstance(raised.value, FailsWithoutReduction) else ""
-    assert said == (f"{when} steps without DDP's reduction" if when else "")
-    assert job.asked[-1].reduce is (when != "in")
+    job = job_on(link, spoil=spoil)
+    outcome = run(job, trials=12)
+    assert all(asked.reduce for asked in job.asked[fails_at + 1 :])
+    assert (outcome.headroom_interval, outcome.headroom_block.seconds) == ((0.0, 1.0), ())
+    assert len(outcome.baseline.blocks) >= 2
+    assert outcome.decision.configuration != AS_WRITTEN
+    assert outcome.ladder[-1].speedup.low > 1.5
 
 
 def test_over_is_over_in_a_trial_too() -> None:
