@@ -11,8 +11,8 @@ every launcher listens on a port, and every other one tries to connect to each o
 have exchanged where they meet, shows whether the right machine answers, because private addresses are not unique. The
 next node measures, for a quarter of a second, how fast each address takes data.
 
-A choice of the user's is kept: where GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME is set on a node, nothing is measured for
-that node, and its address is that of the named interface, provided that the others can reach it.
+A choice of the user's is kept: where GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME is set on a node, its address is that of
+the named interface, provided that the others can reach it. Nothing else is measured for that node.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from autoddp.units import figure
 
 _CLEARLY = 1.2  # times as fast before a faster interface is taken instead of the one with the host name's address
 _MEASURED = 0.25  # seconds of sending to one interface, twice
+_TOUCHED = 0.001  # seconds of sending to one that the user has named: only whether data arrives is of interest there
 _TRIES = 2  # the faster one counts, because one lost packet stalls a short transfer for long
 _ALL_MEASURED = 1.5  # seconds for all interfaces of a node
 
@@ -149,8 +150,9 @@ def choose(exchange: Exchange, node: int, labels: Sequence[str], places: Places,
         following = (node + 1) % len(nodes)
         next_ = nodes[following]
         is_taken = _is_taken(next_.places, next_.usable) and not measures
-        open_ = {} if faults or is_taken else next_.usable
-        lasting = min(_MEASURED, _ALL_MEASURED / (_TRIES * len(open_) or 1))
+        names = preferred(next_.places.named) if is_taken else [*next_.usable]
+        open_ = {} if faults else {name: next_.usable[name] for name in names if name in next_.usable}
+        lasting = _TOUCHED if is_taken else min(_MEASURED, _ALL_MEASURED / (_TRIES * len(open_) or 1))
         rates = {name: _rate(all_[following].door(address), lasting) for name, address in open_.items()}
         rates_of_all = exchange("network/rate", rates)
         rates_to = [rates_of_all[number - 1] for number in range(len(nodes))]

@@ -328,11 +328,12 @@ def test_what_torchrun_accepts_is_a_warning_on_one_host(lab, meetings):
 
 
 @pytest.mark.lab
-def test_messages_that_are_too_long_for_the_network_are_told_also_where_the_hosts_have_met(lab, meetings):
+@pytest.mark.parametrize("variables", [whole({}), {GLOO: "eth0"}], ids=["found", "named"])
+def test_messages_that_are_too_long_for_the_network_are_told_also_where_the_hosts_have_met(lab, meetings, variables):
     """As where a tunnel carries packets of 1450 bytes: what launchers say to each other is short, gradients are not."""
     hosts = lab(hosts=2)
     hosts.carry(1450)
-    found = meetings.hold(hosts, static(hosts))
+    found = meetings.hold(hosts, static(hosts), lambda _: variables)
     assert [one.error for one in found] == ["", ""]
     (line,) = [line for one in found for line in one.said if "warning: " in line]
     assert re.search(r"long messages from or to node 0 \(host0\), node 1 \(host1\) get lost .* compare the MTUs", line)
