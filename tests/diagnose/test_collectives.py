@@ -487,6 +487,26 @@ def test_who_logs_rarely_is_not_told_to_log_less_often(every: int, is_found: boo
     assert bool(list(CAUSES["scalar_collectives"].suspect(job))) is is_found
 
 
+def test_a_pipeline_that_logs_rarely_is_not_told_to_log_less_often() -> None:
+    """It sends in each step, which is not done again. So its one number counts for all steps up to the next one."""
+    step, ranks = place(30, "step of SGD", "step of SGD", None), []
+    for rank in (0, 1):
+        calls = []
+        for number in range(400):
+            now = 1.0 + 0.04 * number
+            calls.append(call(place(20, "isend", "send"), -1, now, 1e-4, 8000, blocking=False))
+            if number % 30 == 7:
+                calls.append(call(place(10), number // 30, now + 1e-3, 5e-3, 8))
+            calls.append(call(step, -1, now + 0.03, 0.0))
+        ranks.append(process(rank, calls))
+    recording = Recording(tuple(ranks))
+    steps = steps_of(recording)
+    script = script_of(recording, steps)
+    assert script is not None
+    assert script.covers / len(script.of_key) == pytest.approx(30, rel=0.1)
+    assert not list(CAUSES["scalar_collectives"].suspect(Job(recording, steps, [], script, 2)))
+
+
 @pytest.mark.parametrize(("what", "method"), [("broadcast", "broadcast"), ("all_reduce", "allreduce")])
 @pytest.mark.parametrize("where", [(10,), (10, 11, 12)])
 def test_numbers_that_one_rank_sends_are_not_added_up(what: str, method: str, where: tuple[int, ...]) -> None:

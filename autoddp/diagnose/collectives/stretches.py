@@ -88,7 +88,9 @@ class _Set:
     end: float
     """Until when they make calls of their steps."""
     marks: Sequence[float]
-    """When steps end, while all of them are there."""
+    """When steps end behind which one of these calls is made before the next one ends, while all of them are there."""
+    ends: Sequence[float] = ()
+    """When any step ends."""
 
     @classmethod
     def of(
@@ -108,8 +110,14 @@ class _Set:
         begin, until = _all_are_there(theirs)
         end = min(ends[-1] if len(ends) < 10 else ends[-1 - len(ends) // 20], until)
         # A call that goes on when a trial of fewer threads begins ends later than the next one that is kept.
-        marks = sorted(at for at in _ends_of_steps(process, steps) if begin <= at <= end)
-        return cls(ranks, process, theirs, end, marks)
+        of_steps = sorted(at for at in _ends_of_steps(process, steps) if begin <= at <= end)
+        called = sorted(calls[process.rank].began for calls in theirs if process.rank in calls)
+        before_calls = [
+            at for at, following in pairwise(of_steps) if bisect_left(called, at) < bisect_left(called, following)
+        ]
+        # A pipeline sends in each step, which is not done again, and adds up its losses in every hundredth one.
+        marks = of_steps if len(before_calls) >= len(of_steps) - 1 else before_calls
+        return cls(ranks, process, theirs, end, marks, of_steps)
 
     @property
     def of_one(self) -> float:
@@ -146,7 +154,7 @@ class _Set:
         if not spans or max(ended for _, ended in spans) - min(began for began, _ in spans) > LONGEST_STEP:
             return None
         place = None if steps.period else _steps_at(self.process)
-        ends = sorted(call.began for call in self.process.calls if call.place == place)
+        ends = sorted(call.began for call in self.process.calls if call.place == place) or self.ends
         counts = [bisect_right(ends, end) - bisect_right(ends, begin) if ends else often for begin, end in each]
         count = counts[each.index((first, last))]
         # Of the longest step in a stretch: a pause may be shorter than a stretch of many steps.
