@@ -133,6 +133,9 @@ class Prover:
 
     def _by_events(self, events: Events, evidence: Evidence) -> Proof:
         price = priced_by_events(evidence, events)
+        if price is not None:
+            # Other steps than those of the record that the price is a part of: events may have become longer since.
+            price = price.times(min(1.0, self._rounds.step / max(1e-9, evidence.seconds + price.seconds)))
 
         def again() -> Proof:
             return self._by_events(events, self._rounds.record_steps())

@@ -287,6 +287,16 @@ def test_a_rank_that_does_more_between_two_steps_is_told_that_too() -> None:
     assert "or keep other programs off the cores of rank 1" in first.fix
 
 
+def test_events_that_become_longer_cost_no_more_than_the_step() -> None:
+    """A heap that grows, or a machine that becomes busy: later records give the price, and the first one the step."""
+    job = SlowJob(event=lambda rank, step: {"other": 150.0 + 12.0 * step} if step % 10 == 0 else {}, noise=0.002)
+    said = examined(job)
+    first = said.findings[0]
+    assert first.cause == "periodic_stall"
+    assert first.seconds < 0.95 * said.seconds
+    assert said.waterfall[-1].seconds > 0
+
+
 def test_who_lets_workers_stay_is_told_what_they_do_not_see() -> None:
     """A data set that a script tells the epoch, or that has a generator: workers keep it as it is at their start."""
     late: dict[str, Any] = {
