@@ -14,7 +14,7 @@ from autoddp.codec import finite
 from autoddp.commandline.mode import Mode, choose_to_diagnose
 from autoddp.commandline.options import Options, help_text, parse_with_switch
 from autoddp.commandline.place import require_master
-from autoddp.commandline.script import require_current_folder, require_script
+from autoddp.commandline.script import require_current_folder, require_script, script_digest
 from autoddp.commandline.secret_words import without_secrets
 from autoddp.diagnose import NOTHING
 from autoddp.errors import NotTuned, UsageError
@@ -126,9 +126,8 @@ def _examined(options: Options, mode: Mode, began: float) -> tuple[Tuning, Tuned
         if mode.several_nodes:
             require_rendezvous(options.torchrun)
             require_master(options.torchrun)
-            agreement = agree(
-                options.torchrun, mode.digest(options), mode.reads(options), mode.variables, measures=True
-            )
+            plan, script = (mode.digest(options), mode.reads(options)), script_digest(options.torchrun)
+            agreement = agree(options.torchrun, *plan, mode.variables, measures=True, script=script)
         network = agreement.network if agreement is not None else Network()
         hosts = agreement.hosts if agreement is not None else Hosts()
         with environment_with(network.variables), Results(options, preparation.folder, network) as results:

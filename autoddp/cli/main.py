@@ -22,7 +22,7 @@ from autoddp.commandline.mode import Mode, choose, for_hosts
 from autoddp.commandline.options import Options, help_text, parse
 from autoddp.commandline.place import require_master
 from autoddp.commandline.project import from_project
-from autoddp.commandline.script import is_command, require_current_folder, require_script
+from autoddp.commandline.script import is_command, require_current_folder, require_script, script_digest
 from autoddp.commandline.secret_words import without_secrets
 from autoddp.errors import AutoddpError
 from autoddp.hosts.late_hosts import Running
@@ -199,7 +199,8 @@ def _agreement(options: Options, mode: Mode) -> Agreement | None:
     from autoddp.hosts.agreement import agree
 
     job = not options.tune_only
-    return agree(options.torchrun, mode.digest(options), mode.reads(options), mode.variables, job=job)
+    script = script_digest(options.torchrun)
+    return agree(options.torchrun, mode.digest(options), mode.reads(options), mode.variables, job=job, script=script)
 
 
 def _running(options: Options, mode: Mode, agreement: Agreement, builds_ddp: bool) -> Running:

@@ -7,6 +7,7 @@ import ast
 import contextlib
 import functools
 import glob
+import hashlib
 import importlib.util
 import os
 import re
@@ -91,6 +92,15 @@ def _require_program(name: str) -> None:
     if not os.access(name, os.X_OK):
         raise UsageError(f"{name} may not be executed, and --no-python starts it as a program: chmod +x {name}")
     raise UsageError(f"{name} is not along PATH, and --no-python looks nowhere else for a bare name: write ./{name}")
+
+
+def script_digest(torchrun: argparse.Namespace) -> str:
+    """12 hex digits over the script and the user's own modules that it imports; "" where they cannot be read."""
+    try:
+        contents = sorted(hashlib.sha256(path.read_bytes()).digest() for path in ScriptSource(torchrun).files)
+    except OSError:
+        return ""
+    return hashlib.sha256(b"".join(contents)).hexdigest()[:12] if contents else ""
 
 
 class ScriptSource:

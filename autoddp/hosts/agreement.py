@@ -65,6 +65,8 @@ class HostFacts(Struct, frozen=True):
     autoddp: str = ""
     clock: float = 0.0
     """Seconds since 1970, read when all have arrived."""
+    script: str = ""
+    """A digest of what the script and its modules contain; "" where that is not known."""
 
 
 def labels(hosts: Sequence[HostFacts]) -> list[str]:
@@ -104,6 +106,8 @@ def compared(hosts: Sequence[HostFacts]) -> tuple[list[str], list[str]]:
     ):
         if told := different(values):
             warnings.append(f"{name} differs: {told}")
+    if all(host.script for host in hosts) and (told := different([host.script for host in hosts])):
+        warnings.append(f"the script, or a module of yours that it imports, is not the same everywhere: {told}")
     ahead = [host.clock - min(other.clock for other in hosts) for host in hosts]
     if max(ahead) > _CLOCKS:
         told = _told(hosts, ahead, [f"{duration(seconds)} ahead" for seconds in ahead])
@@ -202,13 +206,14 @@ def agree(
     variables: Collection[str] = (),
     job: bool = False,
     measures: bool = False,
+    script: str = "",
 ) -> Agreement:
     """Meet the other nodes' launchers: `plan` must be the same on all, and the network is chosen unless the user did.
 
     `reads` is the plan for people, `variables` are the names of what the plan sets. `torchrun` is given the address by
     which the others reach this host, unless the user named one. UsageError, with all errors in one line and the same
     on all nodes. `job`: a job follows, which a host that comes later may join. `measures`, the same on all nodes too:
-    all interfaces are measured, also where the user has chosen one.
+    all interfaces are measured, also where the user has chosen one. `script`: see `HostFacts`.
     """
     ours = {address for nic in interfaces() for address in nic.addresses}
     options.host_endpoint_if_ours(torchrun, ours)
@@ -270,6 +275,7 @@ def agree(
             torch=torch_version(),
             autoddp=__version__,
             clock=time.time(),
+            script=script,
         )
         all_ = [convert(plain, HostFacts) for plain in meeting.exchange("host", mine)]
         errors, warnings = compared(all_)

@@ -440,6 +440,14 @@ def test_hosts_that_are_alike_give_no_line():
     )
 
 
+def test_a_script_that_is_not_the_same_on_all_hosts_is_a_warning():
+    hosts = [HostFacts(name=name, plan="a", script=script) for name, script in (("x", "01"), ("y", "02"), ("z", "01"))]
+    told = "01 on node 0 (x), node 2 (z); 02 on node 1 (y)"
+    script = "the script, or a module of yours that it imports, is not the same everywhere"
+    assert compared(hosts) == ([], [f"{script}: {told}"])
+    assert compared([*hosts[:2], HostFacts(name="z", plan="a")]) == ([], [])  # a host of an older version says nothing
+
+
 def test_another_version_may_say_more_or_less():
     assert msgspec.convert({"name": "x", "unheard": 1}, HostFacts) == HostFacts(name="x")
     assert msgspec.convert({"addresses": {"a": "10.0.0.1"}, "unheard": 1}, Places) == Places({"a": "10.0.0.1"})

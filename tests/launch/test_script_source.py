@@ -10,7 +10,7 @@ import pytest
 
 from autoddp.commandline.mode import choose
 from autoddp.commandline.options import parse
-from autoddp.commandline.script import ScriptSource, script_path
+from autoddp.commandline.script import ScriptSource, script_digest, script_path
 from autoddp.errors import NotTuned
 
 HAVE_IT = {
@@ -274,3 +274,17 @@ def test_a_host_without_proc_launches_as_torchrun_would(tmp_path: Path, monkeypa
     )
     with pytest.raises(NotTuned, match="nothing was tuned; mount -t proc proc /proc"):
         choose(parse(["--tune-only", "train.py"]))
+
+
+def test_hosts_know_whether_they_have_the_same_script(tmp_path: Path) -> None:
+    """Wherever it stands there, and with all modules of the user's: a file may be forgotten when they are copied."""
+    digests = []
+    for host, rate in enumerate((0.1, 0.1, 0.01)):
+        folder = tmp_path / f"host{host}"
+        folder.mkdir()
+        (folder / "train.py").write_text("import model\n")
+        (folder / "model.py").write_text(f"rate = {rate}\n")
+        digests.append(script_digest(parse([str(folder / "train.py")]).torchrun))
+    assert digests[0] == digests[1] != digests[2]
+    assert "" not in digests
+    assert script_digest(parse(["--no-python", "true"]).torchrun) == ""
