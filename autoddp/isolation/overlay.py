@@ -30,6 +30,7 @@ from autoddp.isolation.syscalls import (
     MS_REMOUNT,
     enter_ipc_namespace,
     enter_mount_namespace,
+    give_up_capabilities,
     mount,
     pivot_into,
 )
@@ -124,6 +125,9 @@ def enter(
         pivot_into(build.root)
     with _refusal("the working folder is not there under the overlay"):
         os.chdir(here)
+    if as_user and os.geteuid() != 0:  # root of a container has rights without a namespace, too
+        with contextlib.suppress(OSError):
+            give_up_capabilities()
     _try_writing(here)
     return build.read_only
 

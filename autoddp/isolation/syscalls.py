@@ -10,7 +10,8 @@ import struct
 _CLONE_NEWNS, _CLONE_NEWIPC, _CLONE_NEWUSER = 0x00020000, 0x08000000, 0x10000000
 MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 32, 4096, 16384, 1 << 18
 _MNT_DETACH = 2
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 36, 38
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 4, 36, 38
+_CAPABILITIES_VERSION = 0x20080522
 _RLIMIT_CORE = 4
 _AT_FDCWD, _STATX_BTIME, _SIZE_OF_STATX, _BTIME_AT = -100, 0x800, 256, 80
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41, "ppc64le": 203, "riscv64": 41, "s390x": 217}
@@ -72,6 +73,16 @@ def adopt_orphans() -> None:
 def give_up_new_privileges() -> None:
     """Programs that this process starts from now on gain nothing by a set-user-ID bit."""
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+
+
+def give_up_capabilities() -> None:
+    """Be an ordinary process of its user again, after the mounts: a user namespace gives all rights within it.
+
+    A process that has a right more than the one that asks cannot be looked at in /proc, nor be given other CPUs.
+    """
+    header, nothing = (ctypes.c_uint32 * 2)(_CAPABILITIES_VERSION, 0), (ctypes.c_uint32 * 6)()
+    _check(_libc.capset(header, nothing), "capset")
+    _prctl(_PR_SET_DUMPABLE, 1)
 
 
 def leave_no_core_files() -> None:

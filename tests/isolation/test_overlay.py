@@ -328,6 +328,23 @@ def test_queues_and_segments_of_system_v_are_its_own(place: Place) -> None:
         libc.semctl(libc.semget(key, 0, 0), 0, 0)
 
 
+def test_a_rank_may_do_to_its_parent_what_it_may_without_the_overlay(place: Place) -> None:
+    found = place.run("""
+        import subprocess, textwrap
+        child = '''
+        import os, resource
+        parent = os.getppid()
+        os.sched_setaffinity(parent, os.sched_getaffinity(0))
+        os.setpriority(os.PRIO_PROCESS, parent, os.getpriority(os.PRIO_PROCESS, parent) + 1)
+        resource.prlimit(parent, resource.RLIMIT_NOFILE, resource.getrlimit(resource.RLIMIT_NOFILE))
+        print(os.readlink(f"/proc/{parent}/cwd"), end="")
+        '''
+        done = subprocess.run([sys.executable, "-c", textwrap.dedent(child)], capture_output=True, text=True)
+        found["said"] = done.stdout + done.stderr
+        """)
+    assert found == {"said": str(place.work)}
+
+
 def test_a_copy_in_memory_has_a_limit(place: Place) -> None:
     """A data set in /dev/shm is copied where it is opened to be changed: two of them may be more than the memory."""
     setup = "mount -t tmpfs -o size=64m,mode=1777 none /dev/shm && head -c 20M /dev/zero > /dev/shm/data"
