@@ -145,6 +145,49 @@ def test_a_script_that_checks_its_ranks_is_tuned_without_a_headroom(tmp_path):
     assert (launch.folder / "rank1.pt").exists()
 
 
+IN_THREADS = """
+import threading
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+dist.init_process_group("gloo")
+torch.manual_seed(7)
+models = [DDP(torch.nn.Linear(16, 16), process_group=dist.new_group()) for _ in range(2)]
+
+def train(model):
+    sgd = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(400):
+        sgd.zero_grad()
+        model(torch.ones(4, 16)).sum().backward()
+        sgd.step()
+
+threads = [threading.Thread(target=train, args=(model,)) for model in models]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print("trained")
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.whole  # tests/worker/test_trainer_threads.py has when it is seen
+def test_models_that_threads_train_at_the_same_time_end_tuning_and_that_is_said(tmp_path):
+    """Where a step of one ended, the other got another reducer in the middle of a pass, and all waited to the end.
+
+    torch may end a rank by SIGSEGV before that is seen: it allows no hook to go while another thread runs backward.
+    """
+    script = tmp_path / "in_threads.py"
+    script.write_text(IN_THREADS)
+    launch = run(AUTODDP, tmp_path / "run", str(script), "--trials", "2")
+    assert launch.returncode == 0, launch.stderr[-2000:]
+    why = "(the script trains several DDP models in a thread each|rank . (was )?killed by SIG)"
+    assert re.search(f"not tuned, launching as written: {why}", launch.stderr), launch.stderr[-2000:]
+    assert launch.stdout.count("trained") == 2
+
+
 @pytest.mark.whole  # tests/worker/test_fitting.py has the reason, and how one is said is above
 def test_an_unpickled_model_ends_tuning_and_that_is_said(tmp_path):
     """DDP's constructor does not run for it. The first launch writes the file; the second one finds it."""

@@ -5,4 +5,5 @@ runner        takes orders between steps
 live_ddp      everything that a configuration changes
 describe_job  what the launcher has to know of the job
 experiments   what a diagnosis tries
+trainer_threads  a script whose steps cannot be tuned, because several threads train
 """

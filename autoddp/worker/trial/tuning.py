@@ -48,6 +48,7 @@ from autoddp.worker.trial.describe_job import gather_facts
 from autoddp.worker.trial.experiments import Experiments
 from autoddp.worker.trial.live_ddp import LiveDdp, effects_of
 from autoddp.worker.trial.runner import LauncherDirector, TrialRunner
+from autoddp.worker.trial.trainer_threads import TrainerThreads
 
 _WATCHED_STEPS = 4  # before anything is measured: the first may differ, and three more show whether all steps are alike
 _UNEVEN = "inside join() a rank has no more inputs while others have: from then on its steps cannot be measured"
@@ -115,6 +116,7 @@ class _TuningJob(DdpHandlers):
         self._clock = StepClock(patch.alive, self._on_step, switch.as_written)
         super().__init__(
             [
+                TrainerThreads(stopper(config.socket)),
                 self._clock,  # first: a forward pass may end a step, and what changes then holds for that pass already
                 self._inputs,
                 self.implicit_no_sync,
