@@ -40,7 +40,7 @@ _WRITE_NOTHING = frozenset("env nice numactl taskset".split())
 """Programs that do nothing but start another one."""
 _ALLOWED = Allowance(share=0.2)  # of what is free on the disk that the layers lie on
 _SPARE = 64 * 2**30  # bytes: more than a copy fills between two looks. Other programs may use the disk down to that
-_SPARE_FILES = 2**20  # as many more files as that may always be made on the disk, if that is less than half of them
+_SPARE_FILES = 2**20  # the disk keeps room for so many more files, or for half of what it has room for, if that is less
 
 
 @dataclass
@@ -62,7 +62,7 @@ class Isolation:
     _least_free: int = 0
     """Bytes that stay free on the layers' disk, whoever fills it."""
     _fewest_files: int = 0
-    """How many files can always still be made on the disk that holds what the script writes, whoever makes them."""
+    """How many more files there must always be room for on the disk that takes what the script writes."""
 
     def says(self, activity: str) -> str:
         """One line for the user; `activity` as `Options.activity`."""

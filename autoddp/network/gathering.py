@@ -198,7 +198,11 @@ class Arrivals:
         return text + (f"; {VANISH.format(', '.join(unheard))}" if unheard else "")
 
     def _torchrun_is_there(self) -> bool:
-        """Whether torchrun's own agent has come: it meets by other keys of the store, and waits in vain, too."""
+        """Whether torchrun's own agent has come: it meets by other keys of the store, and waits in vain, too.
+
+        The keys are those of torch.distributed.elastic: of its c10d rendezvous, and of an agent under a static one. If
+        a later torch names them otherwise, only this hint is missing.
+        """
         if not (self._is_here or Clock(self._board).was_shown):
             return True  # it keeps the store
         store = getattr(self._board, "underlying_store", self._board)

@@ -45,7 +45,8 @@ _AT_LEAST_FOR_SETTINGS = 2 * RESERVED  # trials that a study must have: at least
 _BURSTS = 10  # of half a queue: it is empty by then if steps use it up a third faster than it fills
 _LATE = 3  # bursts in a row whose batches came late: the loaders are the limit
 _NEEDS_REDUCTION = (
-    "its steps fail without DDP's reduction, so it is not known how long they compute; tune it without what checks that"
+    "its steps fail without DDP's reduction, so it is not known how long they compute; take out what makes them fail, "
+    "such as a check that all ranks are alike, and tune it again"
 )
 _BEHIND = 1.2  # times as long as steps that find their batches ready: less is noise
 

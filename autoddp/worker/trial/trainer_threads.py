@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from autoddp.worker.ddp.handlers import DdpEvents
 
 _IN_A_ROW = 3  # training passes of a model by one thread, and changes between such threads: they train at one time
-_WHY = "the script trains several DDP models in a thread each: where a step of one ends, another is amid its own"
+_WHY = "the script trains several DDP models in a thread each: when a step of one ends, another is within its own"
 
 
 class TrainerThreads(DdpEvents):
