@@ -117,7 +117,7 @@ class _TuningJob(DdpHandlers):
         super().__init__(
             [
                 TrainerThreads(stopper(config.socket)),
-                self._clock,  # before the rest: a forward pass may end a step, and what changes then holds for it already
+                self._clock,  # early: a forward pass may end a step, and what changes then holds for that pass already
                 self._inputs,
                 self.implicit_no_sync,
                 self.accumulation,
