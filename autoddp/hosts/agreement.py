@@ -17,11 +17,12 @@ import queue
 import socket
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
 from autoddp.codec import Struct, convert, encode
+from autoddp.codec import replace as replace_fields
 from autoddp.commandline.local_fingerprint import may_have_gpus
 from autoddp.commandline.mode import torch_version
 from autoddp.errors import UsageError, first_line
@@ -29,8 +30,8 @@ from autoddp.hosts.late_hosts import Notices, Plan, Running, cannot_join, joinin
 from autoddp.hosts.together import Hosts
 from autoddp.log import tell
 from autoddp.network.clock import Clock
-from autoddp.network.gathering import Arrivals, say_if_not_ours, wait_for_answer
-from autoddp.network.interface_selection import choose, places_here, towards, with_rdma
+from autoddp.network.gathering import Arrivals, Endpoint, say_if_not_ours, wait_for_answer
+from autoddp.network.interface_selection import Found, choose, places_here, towards, with_rdma
 from autoddp.network.own_network import Network
 from autoddp.processes.polling import Asked, polls
 from autoddp.processes.silence import awaiting
@@ -215,78 +216,145 @@ def agree(
     on all nodes. `job`: a job follows, which a host that comes later may join. `measures`, the same on all nodes too:
     all interfaces are measured, also where the user has chosen one. `script`: see `HostFacts`.
     """
+    place = _reached(torchrun)
+    with place.clock_is_shown:
+        info = meetings.meet(place.handler, torchrun, place.arrivals)
+    sets = {*os.environ, *variables}
+    if info is None:
+        return _met_without_us(torchrun, place, sets)
+    mine = HostFacts(
+        name=socket.gethostname(),
+        plan=plan,
+        reads=reads,
+        nodes=str(torchrun.nnodes),
+        node_rank=torchrun.node_rank if place.static else None,
+        processes=options.processes_per_node(torchrun),
+        torch=torch_version(),
+        autoddp=__version__,
+        script=script,
+    )
+    found = _compared_by_all(torchrun, place, info, mine, job, measures)
+    if info.rank == 0:
+        for warning in found.warnings + found.choice.doubts:
+            tell(f"warning: {warning}")
+    if faults := found.errors + found.choice.faults:
+        raise UsageError("; ".join(faults))
+    network = with_rdma(found.choice.network, sets)
+    _set_local_address(torchrun, network)
+    ahead = found.hosts[info.rank].clock - found.hosts[0].clock
+    hosts = Hosts(
+        info.store,
+        info.rank,
+        info.world_size,
+        fewest=options.node_range(torchrun)[0],
+        name=labels(found.hosts)[info.rank],
+        endpoint=place.endpoint,
+        ranks=tuple(host.processes for host in found.hosts),
+        ahead=ahead if abs(ahead) > _CLOCKS else 0.0,
+    )
+    return Agreement(network, hosts, sum(hosts.ranks), place.handler, place.notices)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """The place where the launchers meet, once this host has reached it."""
+
+    handler: Any
+    """Elastic's rendezvous of the launchers; the endpoint's store lives as long as this object."""
+    endpoint: Endpoint | None
+    """None where the hosts meet by another backend than torch's own store."""
+    has_store: bool
+    """Whether this process keeps the endpoint's store."""
+    static: bool
+    arrivals: Arrivals | None = None
+    notices: Notices | None = None
+    clock_is_shown: contextlib.AbstractContextManager[None] = field(default_factory=contextlib.nullcontext)
+    """While this is entered, the others can read the time of the host that keeps the store."""
+
+
+def _reached(torchrun: argparse.Namespace) -> _Place:
+    """Reach the endpoint, or keep its store if this is its host. UsageError where that fails."""
     ours = {address for nic in interfaces() for address in nic.addresses}
     options.host_endpoint_if_ours(torchrun, ours)
     static = torchrun.rdzv_backend == "static"
     endpoint, has_store = options.endpoint(torchrun) or (None, False)
-    board = None
-    if endpoint is not None and not torchrun.rdzv_endpoint and not static:
+    if endpoint is None:
+        return _Place(meetings.meeting_point(torchrun, "plan"), None, False, static)
+    if not torchrun.rdzv_endpoint and not static:
         tell(
             f"warning: --rdzv-endpoint is not given, so this host waits for the others at itself ({endpoint}): name "
             f"one host on all of them, e.g. --rdzv-endpoint {socket.gethostname()}:{endpoint.port}"
         )
-    if endpoint is not None and not has_store:
-        where = endpoint
-        board = wait_for_answer(endpoint, options.endpoint_patience(torchrun), tell, lambda: meetings.board(where))
-    elif endpoint is not None and static:
+    connect = functools.partial(meetings.board, endpoint)
+    board = None
+    if not has_store:
+        board = wait_for_answer(endpoint, options.endpoint_patience(torchrun), tell, connect)
+    elif static:
         options.require_free_port(endpoint)
         say_if_not_ours(endpoint, ours, tell)
     handler = meetings.meeting_point(torchrun, "plan")
-    fewest, most = options.node_range(torchrun)
-    arrivals = notices = None
-    shown: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-    if endpoint is not None:
-        connect = functools.partial(meetings.board, endpoint)
-        board = board or connect()
-        last_call, run_id = options.last_call(torchrun), str(torchrun.rdzv_id)
-        arrivals = Arrivals(board, endpoint, run_id, (fewest, most), last_call, connect, has_store)
-        notices = Notices(board, run_id)
-        if has_store:
-            shown = Clock(board).shown()
-        elif not notices.has_plan and (ahead := Clock(board).ahead()):
-            surroundings.follow_clock(ahead)
-        meetings.end_in_silence(endpoint)
-    with shown:
-        info = meetings.meet(handler, torchrun, arrivals)
-    if info is None:
-        # Under a static rendezvous all hosts have met: one more would take the place of a host whose ranks train.
-        if notices is None or endpoint is None or static:
-            raise cannot_join(torchrun.rdzv_backend)
-        joins = notices.awaited(tell)
-        tell(joining(joins[1], most))
-        places = places_here(torchrun.local_addr, may_have_gpus(os.environ))
-        way, running = towards(joins[1].address or endpoint.host, places), joins[1]
-        way = replace(way, everywhere=running.everywhere, is_named=running.is_named)  # decided alike on all
-        network = with_rdma(way, {*os.environ, *variables})
-        _set_local_address(torchrun, network)
-        return Agreement(network, Hosts(), 0, handler, notices, joins)
-    store, rank, nodes = info.store, info.rank, info.world_size
-    meeting = _Meeting(store, rank, nodes)
+    board = board or connect()  # this process's own store begins with the meeting point
+    last_call, run_id = options.last_call(torchrun), str(torchrun.rdzv_id)
+    arrivals = Arrivals(board, endpoint, run_id, options.node_range(torchrun), last_call, connect, has_store)
+    notices = Notices(board, run_id)
+    place = _Place(handler, endpoint, has_store, static, arrivals, notices)
+    if has_store:
+        place = replace(place, clock_is_shown=Clock(board).shown())
+    elif not notices.has_plan and (ahead := Clock(board).ahead()):
+        surroundings.follow_clock(ahead)
+    meetings.end_in_silence(endpoint)
+    return place
+
+
+def _met_without_us(torchrun: argparse.Namespace, place: _Place, sets: Collection[str]) -> Agreement:
+    """What this host does where the others met before it came. UsageError where it cannot join them."""
+    # Under a static rendezvous all hosts have met: one more would take the place of a host whose ranks train.
+    if place.notices is None or place.endpoint is None or place.static:
+        raise cannot_join(torchrun.rdzv_backend)
+    joins = place.notices.awaited(tell)
+    running = joins[1]
+    _, most = options.node_range(torchrun)
+    tell(joining(running, most))
+    places = places_here(torchrun.local_addr, may_have_gpus(os.environ))
+    way = towards(running.address or place.endpoint.host, places)
+    way = replace(way, everywhere=running.everywhere, is_named=running.is_named)  # decided alike on all
+    network = with_rdma(way, sets)
+    _set_local_address(torchrun, network)
+    return Agreement(network, Hosts(), 0, place.handler, place.notices, joins)
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """What all hosts have come to, the same on all of them."""
+
+    hosts: list[HostFacts]
+    errors: list[str]
+    warnings: list[str]
+    choice: Found
+
+
+def _compared_by_all(
+    torchrun: argparse.Namespace, place: _Place, info: Any, mine: HostFacts, job: bool, measures: bool
+) -> _Compared:
+    """Exchange what each host is about to do, and choose the network. `info` is torch's RendezvousInfo.
+
+    UsageError where another host leaves, or does not answer.
+    """
+    meeting = _Meeting(info.store, info.rank, info.world_size)
     try:
-        names = meeting.exchange("arrived", socket.gethostname())  # before the clocks, so that all read theirs now
+        names = meeting.exchange("arrived", mine.name)  # before the clocks, so that all read theirs now
         meeting.called = [f"node {node} ({name})" for node, name in enumerate(names)]
-        mine = HostFacts(
-            name=socket.gethostname(),
-            plan=plan,
-            reads=reads,
-            nodes=str(torchrun.nnodes),
-            node_rank=torchrun.node_rank if static else None,
-            processes=options.processes_per_node(torchrun),
-            torch=torch_version(),
-            autoddp=__version__,
-            clock=time.time(),
-            script=script,
-        )
-        all_ = [convert(plain, HostFacts) for plain in meeting.exchange("host", mine)]
-        errors, warnings = compared(all_)
-        if notices is not None and rank == 0:
+        plain = meeting.exchange("host", replace_fields(mine, clock=time.time()))
+        hosts = [convert(one, HostFacts) for one in plain]
+        errors, warnings = compared(hosts)
+        if place.notices is not None and info.rank == 0:
             # A late host finds the meeting closed, and then reads this. No host closes it before `choose` ends.
-            notices.plan(Plan(plan, reads, job and not errors))
+            place.notices.plan(Plan(mine.plan, mine.reads, job and not errors))
         here = places_here(torchrun.local_addr, may_have_gpus(os.environ))
-        found = choose(meeting.exchange, rank, labels(all_), here, measures)
-        handler.shutdown()
-        meeting.say(f"read/{rank}", "1")
-        if has_store:  # it ends with this process, and the others still have to read
+        choice = choose(meeting.exchange, info.rank, labels(hosts), here, measures)
+        place.handler.shutdown()
+        meeting.say(f"read/{info.rank}", "1")
+        if place.has_store:  # it ends with this process, and the others still have to read
             # The endpoint's name may stand for another host's address: then that host has the store, which has ended.
             with contextlib.suppress(RuntimeError):
                 meeting.await_all("read")
@@ -295,17 +363,7 @@ def agree(
     except (RuntimeError, ValueError) as error:
         why = f"another host has left the meeting, see its own last lines ({first_line(error)})"
         raise UsageError(why) from None
-    if rank == 0:
-        for warning in warnings + found.doubts:
-            tell(f"warning: {warning}")
-    if errors or found.faults:
-        raise UsageError("; ".join(errors + found.faults))
-    network = with_rdma(found.network, {*os.environ, *variables})
-    _set_local_address(torchrun, network)
-    each, name, ahead = tuple(host.processes for host in all_), labels(all_)[rank], mine.clock - all_[0].clock
-    ahead = ahead if abs(ahead) > _CLOCKS else 0.0
-    hosts = Hosts(store, rank, nodes, fewest=fewest, name=name, endpoint=endpoint, ranks=each, ahead=ahead)
-    return Agreement(network, hosts, sum(each), handler, notices)
+    return _Compared(hosts, errors, warnings, choice)
 
 
 def _set_local_address(torchrun: argparse.Namespace, network: Network) -> None:

@@ -125,17 +125,18 @@ def meet(order: dict[str, Any]) -> Host:
 
     agreement.tell = meetings.tell = tell
 
-    def torch_version() -> str:
-        if planted.get("frozen_until"):  # at a moment when the others know this host's name
-            waits = f"while [ ! -e {planted['frozen_until']} ]; do sleep 0.1; done; kill -CONT {os.getpid()}"
-            subprocess.Popen(["sh", "-c", waits])
-            os.kill(os.getpid(), signal.SIGSTOP)
-        return str(planted.get("torch", "2.13.0"))
+    def frozen() -> float:
+        waits = f"while [ ! -e {planted['frozen_until']} ]; do sleep 0.1; done; kill -CONT {os.getpid()}"
+        subprocess.Popen(["sh", "-c", waits])
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return clock()
 
-    agreement.torch_version = torch_version
+    agreement.torch_version = lambda: str(planted.get("torch", "2.13.0"))
     agreement._SILENT, agreement._ANSWER = planted.get("silent", (agreement._SILENT, agreement._ANSWER))
     agreement.__version__ = planted.get("autoddp", "1.0")
     set_clock(clock, planted.get("ahead", 0.0))
+    if planted.get("frozen_until"):  # the clock is read when the others know this host's name
+        agreement.time = SimpleNamespace(time=frozen)
     if "gathering" in planted:
         gathering._GATHERING = gathering._ARRIVED = planted["gathering"]
     while planted.get("after") and not Path(planted["after"]).exists():
