@@ -223,7 +223,8 @@ def _running(options: Options, mode: Mode, agreement: Agreement, builds_ddp: boo
 def _show(options: Options, mode: Mode) -> None:
     if mode.tune:
         study = options.study
-        what = f"{study.trials} trials, up to rung {study.allowed}, then write {options.recipe_path}"
+        trials = f"{study.trials} trial{'s' * (study.trials != 1)}"
+        what = f"{trials}, up to rung {study.allowed}, then write {options.recipe_path}"
         show(printable(f"would tune: {what}"))
     variables = " ".join(f"{name}={value!r}" for name, value in mode.variables.items())
     words = [options.script, *without_secrets(options.torchrun.training_script_args)]

@@ -233,7 +233,11 @@ def _says_of_launch(mode: Mode, options: Options) -> str:
     again = "--trials 20 tunes again"
     if options.tune_only:
         return f"recipe {mode.path} is there: nothing is tuned, and under --tune-only no job is started; {again}"
-    left_out = options.only_of_tuning
+    recipe, steps = mode.recipe, options.accumulate_up_to or 1
+    assert recipe is not None
+    unmeasured = steps > 1 and mode.configuration.steps_per_update == 1
+    unmeasured = unmeasured and not any(entry.rung is Rung.BATCH for entry in recipe.ladder)
+    left_out = [*options.only_of_tuning, *(["--accumulate-up-to"] if unmeasured else [])]
     if not left_out:
         return mode.says
     return f"{mode.says}; {', '.join(left_out)} {'are' if left_out[1:] else 'is'} for tuning, and left out: {again}"
@@ -343,7 +347,9 @@ def _chosen_mode(options: Options) -> Mode:
     if options.trials == 0:
         if options.tune_only:
             raise UsageError("--tune-only --trials 0: nothing would be done; allow trials, e.g. --trials 20")
-        return replace(mode, tune=False)
+        named = "recipe" in options.given
+        left_out = f"--trials 0 does what torchrun does, without the recipe {options.recipe}: for it leave --trials out"
+        return replace(mode, tune=False, says=left_out if named else "")
     without_ddp = options.objective is not None or tuned_for_objective(options)
     if world == 1 and not mode.several_nodes and not without_ddp:
         if options.tune_only:

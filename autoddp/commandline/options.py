@@ -110,7 +110,9 @@ def _whole(low: int) -> _Kind:
 _SEED = _within(int, lambda seed: 0 <= seed <= _LARGEST_SEED, f"a whole number from 0 to {_LARGEST_SEED}")
 _DURATION = _within(seconds, lambda found: 0 < found <= _LARGEST, "a duration above 0")
 _DURATION_OR_NONE = _within(seconds, lambda found: 0 <= found <= _LARGEST, "a duration, or 0 for none")
-_SHARE = _within(float, lambda share: 0 < share < float("inf"), "a share above 0")
+# A larger one is most likely a percentage. The sum of some lossy gradients may be off by more than it is long.
+_SHARE = _within(float, lambda share: 0 < share < 1, "a share above 0 and below 1")
+_SHARE_OF_SUM = _within(float, lambda share: 0 < share <= 2, "a share above 0, and 2 at most")
 _INTERVAL = _Kind(lambda text: 0 if text == "off" else _whole(1).convert(text), "a whole number of 1 or more, or off")
 _RUNG = _Kind(str, "exact, near or lossy")
 _LEVEL = _Kind(Level, "overlay, guard or off")
@@ -210,7 +212,7 @@ class Options:
     )
     """`knobs.fidelity` says where the default comes from, as for `lossy_limit`."""
     lossy_limit: float = _option(
-        f"the same for a lossy setting, over some steps together ({_LOSSY:g})", "X", _SHARE, "0.95", _LOSSY
+        f"the same for a lossy setting, over some steps together ({_LOSSY:g})", "X", _SHARE_OF_SUM, "0.95", _LOSSY
     )
     watch: int | None = _option(
         "measure the gradient error in the job every N reductions; off: never (as often as half a percent of its time "
@@ -588,6 +590,10 @@ def meant_by(unknown: str, known: Collection[str]) -> str:
     return f" (did you mean {ours!r}?)" if ours else did_you_mean(unknown, known)
 
 
+class _NoScript(UsageError):
+    """No word is the script's name."""
+
+
 def _refuse(message: str) -> NoReturn:
     known = option_names(torchrun_parser(), own_parser())
     prefix, _, words = message.partition("unrecognized arguments: ")
@@ -600,7 +606,7 @@ def _refuse(message: str) -> NoReturn:
             )
         raise UsageError(f"unknown option {unknown}{meant_by(unknown, known)}; autoddp --help-all lists all")
     if "training_script" in message:
-        raise UsageError("no script given: autoddp [options] train.py [its arguments]; autoddp --help-all lists all")
+        raise _NoScript("no script given: autoddp [options] train.py [its arguments]; autoddp --help-all lists all")
     if message.startswith("ambiguous option: "):  # argparse looks at every word, also at those behind the script
         word, _, several = message.removeprefix("ambiguous option: ").partition(" could match ")
         raise UsageError(
@@ -670,7 +676,11 @@ def _hints(name: str, passed: Collection[str], after: Sequence[str], source: Scr
 def _find_script(argv: Sequence[str], torchrun: argparse.ArgumentParser) -> tuple[int, argparse.Namespace]:
     """The position of the script's name in `argv`, and what torchrun's parser makes of its own words."""
     _, rest, places = _without_own(argv, lenient=True)
-    understood = torchrun.parse_args(rest)
+    try:
+        understood = torchrun.parse_args(rest)
+    except _NoScript:
+        of_words(_without_own(argv)[0])  # `--trials train.py`: a value is missing, and the script was taken for it
+        raise
     at = len(rest) - len(understood.training_script_args) - 1
     if rest[at] == "--":  # argparse swallows one that follows the script at once
         at -= 1

@@ -69,6 +69,9 @@ def require_script(torchrun: argparse.Namespace) -> None:
     if torchrun.no_python:
         return _require_program(script)
     if not os.path.exists(script):
+        if shutil.which(script):
+            either = f"leave it out, or write autoddp wrap {script} … if it starts torchrun"
+            raise UsageError(f"{script} is a program, and no script in {Path.cwd()}: {either}, or --no-python {script}")
         meant = did_you_mean(script, COMMANDS) if script.isalpha() else ""
         raise UsageError(
             f"script not found: {script}{meant} (looked in {Path.cwd()}); check the path, or -m for a module"

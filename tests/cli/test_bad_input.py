@@ -65,6 +65,10 @@ CASES = {
     "missing value of torchrun's": ("--nnodes", "--nnodes: expected one argument"),
     "no script": ("--trials 3", "no script given: autoddp [options] train.py [its arguments]"),
     "misspelt command": ("diagnos", "script not found: diagnos (did you mean 'diagnose'?) (looked in {cwd})"),
+    "a program in place of the script": (
+        "sh train.py",
+        "sh is a program, and no script in {cwd}: leave it out, or write autoddp wrap sh … if it starts torchrun, or",
+    ),
     "script not found": ("nowhere.py", "script not found: nowhere.py (looked in {cwd}); check the path, or -m"),
     "long name": (f"{LONG}.py", f"script not found: {LONG}.py (looked in {{cwd}})"),
     "recipe with a long name": (f"--recipe {LONG}.toml train.py", f"{LONG}.toml: cannot be read: File name too long"),

@@ -100,6 +100,20 @@ def test_what_a_launch_with_a_recipe_does_not_do_is_said() -> None:
     says = plan("--trace", "--cuda-graphs", "--recipe", "proj.train.autoddp.toml", "train.py").says
     assert says == f"{launching}; --cuda-graphs, --trace are for tuning, and left out: --trials 20 tunes again"
     assert plan("--seed", "1", "--verbose", "train.py").says == launching
+    # No study of the recipe has tried a larger batch, so nobody knows whether one would have gained.
+    says = plan("--accumulate-up-to", "4", "train.py").says
+    assert says == f"{launching}; --accumulate-up-to is for tuning, and left out: --trials 20 tunes again"
+    assert plan("--accumulate-up-to", "1", "train.py").says == launching
+
+
+def test_a_named_recipe_without_trials_is_not_left_out_without_a_word() -> None:
+    """`--trials 0 --recipe FILE` may mean: launch with it, and try nothing. autoddp is torchrun then."""
+    save(recipe(), "proj.train.autoddp.toml")
+    found = plan("--trials", "0", "--recipe", "proj.train.autoddp.toml", "train.py")
+    assert found.as_torchrun
+    without = "--trials 0 does what torchrun does, without the recipe proj.train.autoddp.toml"
+    assert found.says == f"{without}: for it leave --trials out"
+    assert plan("--trials", "0", "train.py").says == ""
 
 
 def test_two_folders_of_one_name() -> None:
