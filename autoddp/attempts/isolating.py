@@ -7,6 +7,7 @@ import contextlib
 import os
 import shutil
 import stat
+import subprocess
 import sys
 import tempfile
 import time
@@ -21,8 +22,10 @@ from autoddp.errors import UsageError
 from autoddp.isolation import Level
 from autoddp.isolation.children import VARIABLE
 from autoddp.isolation.mounts import mount_at
+from autoddp.isolation.mps import mps_folder
 from autoddp.isolation.overlay import Layers
 from autoddp.isolation.plan import SHARED_MEMORY, IsolationPlan
+from autoddp.processes.silence import awaiting
 from autoddp.runs.folder import RunFolder
 from autoddp.topology import free_memory
 from autoddp.torchrun.options import FORKED, forks_ranks
@@ -40,6 +43,11 @@ _WRITE_NOTHING = frozenset("env nice numactl taskset".split())
 """Programs that do nothing but start another one."""
 _ALLOWED = Allowance(share=0.2)  # of what is free on the disk that the layers lie on
 _SPARE = 64 * 2**30  # bytes: more than a copy fills between two looks. Other programs may use the disk down to that
+_UVM, _HELPER = Path("/dev/nvidia-uvm"), Path("/usr/bin/nvidia-modprobe")
+"""A device file of CUDA's, and the program that makes it. The program is root's (setuid), and in an attempt of an
+ordinary user no program gets its owner's rights."""
+_USE_CUDA = "import ctypes; ctypes.CDLL('libcuda.so.1').cuInit(0)"
+_CUDA_STARTS = 60.0  # seconds; eight GPUs without persistence mode take half of that
 _SPARE_FILES = 2**20  # the disk keeps room for so many more files, or for half of what it has room for, if that is less
 
 
@@ -114,7 +122,7 @@ class Isolation:
         if self.level is Level.GUARD:
             # Native libraries share memory in /dev/shm. Python's file operations there are redirected, and its shared
             # memory is checked, see `guard.shared_memory`.
-            more = (str(written), str(self.caches), "/dev", "/proc")
+            more = (str(written), str(self.caches), "/dev", "/proc", *filter(None, [mps_folder(os.environ)]))
             listed = str(self._folder.sockets / SHARED_MEMORY)
             return Shelter(Level.GUARD, real=(*real, *more), landlock=self.landlock, shared_memory=listed)
         return Shelter(Level.OFF)
@@ -181,6 +189,7 @@ def choose_isolation(options: Options, folder: RunFolder, keeper: Keeper) -> Iso
     """The best level that this host allows, or the one that was asked for; UsageError if the host does not allow it."""
     if options.isolation is Level.OFF:
         return Isolation.off(folder)
+    use_cuda_once()
     why, room = "", _room(folder.path, options.scratch_limit)
     if options.isolation is not Level.GUARD:
         found, why = _overlay(options, folder, keeper)
@@ -189,6 +198,24 @@ def choose_isolation(options: Options, folder: RunFolder, keeper: Keeper) -> Iso
         if options.isolation is Level.OVERLAY:
             raise UsageError(f"--isolation overlay: {why}; without the option the best that this host allows is taken")
     return _guard(folder, why, room)
+
+
+def use_cuda_once() -> None:
+    """Let CUDA make its device files, if nothing has used it since this machine's start: in an attempt it cannot.
+
+    In a process of its own, because with a broken driver it hangs, and not even SIGKILL ends it.
+    """
+    if _UVM.exists() or not _HELPER.exists():
+        return
+    nowhere = subprocess.DEVNULL
+    with contextlib.suppress(OSError), awaiting("this host's GPU driver"):
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-c", _USE_CUDA], stdin=nowhere, stdout=nowhere, stderr=nowhere
+        )
+        try:
+            process.wait(_CUDA_STARTS)
+        except subprocess.TimeoutExpired:
+            process.kill()
 
 
 def _guard(folder: RunFolder, why: str, room: int) -> Isolation:
@@ -202,6 +229,8 @@ def _overlay(options: Options, folder: RunFolder, keeper: Keeper) -> tuple[Isola
     """The overlay, or why there is none."""
     if sys.platform != "linux":
         return None, "only Linux has it"
+    if daemon := mps_folder(os.environ):
+        return None, f"NVIDIA's MPS daemon at {daemon} shares memory with the job, and it would part them"
     important = tuple(dict.fromkeys(_important(options)))
     why = "no local disk can hold the scratch folder (container file systems, tmpfs and network disks cannot)"
     for parent in sorted(_places(folder), key=_is_nearly_full):

@@ -40,7 +40,7 @@ from autoddp.isolation.trackers import why_not
 from autoddp.knobs import AS_WRITTEN, BY_NAME, Configuration
 from autoddp.knobs.base import Setting
 from autoddp.knobs.computing import THREADS, thread_counts
-from autoddp.knobs.env import NodeAndJob, start_settings
+from autoddp.knobs.env import NodeAndJob, may_lose_data, start_settings
 from autoddp.log import get_logger
 from autoddp.processes.signals import Interrupted
 from autoddp.processes.silence import awaiting
@@ -327,12 +327,13 @@ class ObjectiveTuning(Tuning):
         assert self._first is not None
         has_room = free_memory() > self._first.memory
         faults = has_room * self._first.in_page_faults
+        environment = {**nccl_conf(os.environ), **os.environ} if nccl else os.environ
         around = NodeAndJob(
             node=probe() if nccl else None,
             nodes=self.hosts.nodes,
-            environment={**nccl_conf(os.environ), **os.environ} if nccl else os.environ,
+            environment=environment,
             nccl=nccl,
-            tuner=nccl_tuner(os.environ) if nccl else "",
+            tuner=nccl_tuner(environment) if nccl else "",
             interfaces=self.interfaces if "gloo" in backend else "",
             in_page_faults=faults,
         )
@@ -371,11 +372,12 @@ def _heard() -> Iterator[None]:
 def _settings(recording: Recording, started: int, around: NodeAndJob) -> list[Setting]:
     """Settings that are worth a start, the most promising first; none that the user has set.
 
-    `started`: ranks that were launched on this host.
+    Nor those under which some machines lose data: here no benchmark checks sums. `started`: ranks that were launched on
+    this host.
     """
     threads: list[Setting] = []
     if THREADS.variable not in around.environment:
         cpus, ranks = usable_cpus(), max(len(recording.processes), started)
         now = max((one.threads for one in recording.processes), default=1 if started > 1 else cpus)
         threads = [THREADS.setting(count) for count in thread_counts(cpus, ranks, now)]
-    return [*threads, *start_settings(around)]
+    return [*threads, *(setting for setting in start_settings(around) if not may_lose_data(setting))]

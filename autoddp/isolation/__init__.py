@@ -6,8 +6,8 @@
     off          nothing is isolated, as under torchrun
 
 `Level` names the three. At each of the first two, `elsewhere` ends tuning before the script changes anything on another
-machine. `caches` keeps what one attempt has cached for the next, `trackers` switches experiment trackers off, and
-`ports` knows which ports the job has to wait for.
+machine. `caches` keeps what one attempt has cached for the next, `trackers` switches experiment trackers off, `ports`
+knows which ports the job has to wait for, and `mps` whether a daemon shares the GPUs among processes.
 """
 
 from __future__ import annotations

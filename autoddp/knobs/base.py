@@ -155,6 +155,8 @@ class Knob(Generic[T]):
     """The environment variable that sets the knob when a process starts; the launched job is given it."""
     on_the_link: bool = False
     """Whether the knob only changes how bytes travel, so that a communication benchmark can judge it."""
+    may_lose_data: bool = False
+    """Whether some machines lose data under it without an error: only a benchmark that checks sums can tell."""
 
     def of(self, configuration: Mapping[str, Value]) -> T | None:
         """The knob's value in `configuration`; None if it has none there."""

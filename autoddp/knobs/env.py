@@ -79,6 +79,11 @@ def start_settings(around: NodeAndJob) -> list[Setting]:
     return [knob.setting(candidate) for knob in free for candidate in knob.offers(around)]
 
 
+def may_lose_data(setting: Mapping[str, Any]) -> bool:
+    """Whether a setting may be tried only where a benchmark has seen right sums with it, see `Knob.may_lose_data`."""
+    return any(knob.may_lose_data for knob in START_KNOBS if knob.name in setting)
+
+
 def _start(
     name: str,
     variable: str,
@@ -88,6 +93,7 @@ def _start(
     pinned_by: tuple[str, ...] | None = None,
     on_the_link: bool = True,
     does: Callable[[Any], str] | None = None,
+    may_lose_data: bool = False,
 ) -> StartKnob:
     return StartKnob(
         name=name,
@@ -98,6 +104,7 @@ def _start(
         phase=Phase.LAST,
         variable=variable,
         on_the_link=on_the_link,
+        may_lose_data=may_lose_data,
         offers=offers,
         pinned_by=(variable,) if pinned_by is None else pinned_by,
     )
@@ -274,6 +281,7 @@ NCCL_P2P_LEVEL = _start(
     one_of("PIX", "PXB", "PHB", "SYS"),
     _where(_peer_access_is_unused, "SYS"),
     pinned_by=_PEERS,
+    may_lose_data=True,
 )
 NCCL_P2P_DISABLE = _start(
     "nccl_p2p_disable",
@@ -337,6 +345,7 @@ NCCL_GDR_LEVEL = _start(
     "how far a NIC may be from a GPU to read its memory directly",
     one_of("LOC", "PIX", "PXB", "PHB", "SYS"),
     _where(_far_nics_read_gpus, "SYS"),
+    may_lose_data=True,
 )
 NCCL_ALGO = _start(
     "nccl_algo",

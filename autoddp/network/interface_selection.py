@@ -2,7 +2,7 @@
 
     places = places_here(local_addr=None, has_gpus=False)
     found = choose(exchange, node, labels, places)  # every launcher calls it, with the same exchange
-    found.network.variables                         # {"GLOO_SOCKET_IFNAME": "eth1", "NCCL_SOCKET_IFNAME": "eth1"}
+    found.network.variables                         # {"GLOO_SOCKET_IFNAME": "eth1", "NCCL_SOCKET_IFNAME": "=eth1"}
     found.faults                                    # the same on all nodes: what keeps them from reaching each other
 
 Without a choice the libraries take the address of the host's name, or the first interface by name. On a host with a
@@ -41,6 +41,9 @@ _MEASURED = 0.25  # seconds of sending to one interface, twice
 _TOUCHED = 0.001  # seconds of sending to one that the user has named: only whether data arrives is of interest there
 _TRIES = 2  # the faster one counts, because one lost packet stalls a short transfer for long
 _ALL_MEASURED = 1.5  # seconds for all interfaces of a node
+_GID_INDEX = "NCCL_IB_GID_INDEX"
+_ADDRESSES = frozenset(("NCCL_IB_ADDR_FAMILY", "NCCL_IB_ADDR_RANGE", "NCCL_IB_ROCE_VERSION_NUM"))
+"""Variables that say which RoCE addresses NCCL chooses from. It does not choose where an index is set."""
 
 Exchange = Callable[[str, Any], list[Any]]
 """`exchange(key, mine)`: what each node says under the key, by node, as JSON gives it back."""
@@ -120,10 +123,11 @@ def places_here(local_addr: str | None, has_gpus: bool, environment: Mapping[str
 def with_rdma(network: Network, taken: Collection[str]) -> Network:
     """The network with what NCCL must be told about this node's RDMA ports.
 
-    Variables in `taken`, and those in NCCL's own files, stay as they are.
+    Variables in `taken`, and those in NCCL's own files, stay as they are, and so does what they make NCCL choose.
     """
     found = sysfs_rdma()
     taken = {*taken, *nccl_conf(os.environ)}
+    taken |= {_GID_INDEX} if taken & _ADDRESSES else set()
     settings = {n: value for n, value in rdma_settings(found.ports, found.gids).items() if n not in taken}
     says = [*filter(None, [network.says]), *(f"{name}={value}: {why}" for name, (value, why) in settings.items())]
     return replace(network, says="; ".join(says), rdma={name: value for name, (value, _) in settings.items()})

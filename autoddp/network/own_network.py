@@ -55,5 +55,5 @@ class Network:
 
     @property
     def variables(self) -> dict[str, str]:
-        """Environment variables for the workers alone."""
-        return dict.fromkeys(self.told, self.interface) | self.rdma
+        """Environment variables for the workers alone. NCCL would take `bond0` for the beginning of `bond0.100` too."""
+        return {name: f"={self.interface}" if name == NCCL else self.interface for name in self.told} | self.rdma

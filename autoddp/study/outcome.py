@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from autoddp.knobs import Configuration, GradientError, Rung, Value
+from autoddp.knobs.env import may_lose_data
 from autoddp.predict import Profile
 from autoddp.settings import Objective
 from autoddp.study.measure import Diagnosis
@@ -70,7 +71,7 @@ class Screened:
     @property
     def promising(self) -> bool:
         """Whether the setting is worth a start of the script."""
-        return self.gain is None or self.gain >= PROMISING
+        return not may_lose_data(self.setting) if self.gain is None else self.gain >= PROMISING
 
 
 @dataclass(frozen=True)

@@ -346,7 +346,7 @@ class Study:
         self._observer.screened(self._judged, RESERVED)
         seen = [one for one in self._judged if one.gain is not None]
         # No benchmark speaks for these settings, and each costs a start of the script: try one of them at most.
-        unseen = [one for one in self._judged if one.gain is None][:1]
+        unseen = [one for one in self._judged if one.gain is None and one.promising][:1]
         return [one.setting for one in (*seen, *unseen) if one.promising]
 
     def _with_starts(self, settings: list[Mapping[str, Value]], baseline: TrialRecord) -> None:

@@ -119,6 +119,31 @@ def test_how_a_tuner_plugin_is_known(tmp_path: Path) -> None:
     assert nccl_tuner({"LD_LIBRARY_PATH": f"/nowhere:{elsewhere}"}, tmp_path) == str(elsewhere / "libnccl-tuner.so.1")
 
 
+def test_a_tuner_in_the_plugin_of_the_network_is_one_too(tmp_path: Path) -> None:
+    """NCCL takes it where no other is there. AWS's has one; that of NVIDIA's own containers (SHARP) has none."""
+    libraries = tmp_path / "libraries"
+    libraries.mkdir()
+    sharp, aws = libraries / "libnccl-net.so", libraries / "libnccl-net-ofi.so"
+    sharp.write_bytes(b"\x7fELF ncclNetPlugin_v8 ncclCollNetPlugin_v8")
+    here = {"LD_LIBRARY_PATH": str(libraries)}
+    assert nccl_tuner(here, tmp_path) == ""
+    aws.write_bytes(b"\x7fELF ncclNetPlugin_v8 ncclTunerPlugin_v3")
+    assert nccl_tuner(here, tmp_path) == nccl_tuner({"NCCL_NET_PLUGIN": f"mine,{aws}"}, tmp_path) == str(aws)
+    assert nccl_tuner({**here, "NCCL_TUNER_PLUGIN": "None"}, tmp_path) == ""
+    # To NCCL an empty name is no name, and any other word than that one is the name of a plugin.
+    assert nccl_tuner({**here, "NCCL_TUNER_PLUGIN": ""}, tmp_path) == str(aws)
+    assert nccl_tuner({"NCCL_TUNER_PLUGIN": "off"}, tmp_path) == "NCCL_TUNER_PLUGIN=off"
+
+
+def test_a_plugin_that_a_rank_has_loaded_may_be_anywhere(tmp_path: Path) -> None:
+    library, maps = tmp_path / "any where" / "libnccl-net-ofi.so", tmp_path / "maps"
+    library.parent.mkdir()
+    library.write_bytes(b"ncclTunerPlugin_v3")
+    lines = [f"7f0-7f1 r-xp 00000000 00:1f 5    {library}", "7f2-7f3 r--p 00001000 00:1f 6    /usr/lib/libnccl.so.2"]
+    maps.write_text("\n".join([*lines, "7f4-7f5 rw-p 00000000 00:00 0"]))
+    assert nccl_tuner({}, tmp_path, maps) == str(library)
+
+
 def port(device: str, rate: float = 400.0, numa: int = 0, state: str = "ACTIVE") -> RdmaPort:
     return RdmaPort(device, 1, state=state, link_layer="InfiniBand", rate_gbps=rate, numa=numa)
 

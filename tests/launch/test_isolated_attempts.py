@@ -24,7 +24,7 @@ from launchers import AUTODDP, BRIEF, ROOT, SCRIPTS, Launch, forked, free_port, 
 from test_tuned_scripts import run, summary
 from traces.room import ORDINARY, Room, _readable_interpreter, may_bind
 
-from autoddp.attempts import objective, preparation, tune
+from autoddp.attempts import isolating, objective, preparation, tune
 from autoddp.attempts.isolating import Isolation, _overlay, _starts_python, choose_isolation
 from autoddp.attempts.limits import Written
 from autoddp.attempts.tune import Tuning
@@ -360,6 +360,66 @@ def test_others_may_use_a_large_disk(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert isolation is not None
     monkeypatch.setattr("autoddp.attempts.isolating._free", lambda _: 500 << 30)
     assert isolation.fills_the_disk() == ""
+    folder.clean()
+
+
+@pytest.mark.parametrize(("there", "starts"), [("helper", True), ("helper uvm", False), ("", False)])
+def test_cuda_is_used_before_an_attempt_where_nothing_has_used_it(
+    there: str, starts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In an attempt, the program that makes its device files has no rights: the script would find no GPU."""
+    for name in there.split():
+        (tmp_path / name).touch()
+    monkeypatch.setattr(isolating, "_HELPER", tmp_path / "helper")
+    monkeypatch.setattr(isolating, "_UVM", tmp_path / "uvm")
+    monkeypatch.setattr(isolating, "_USE_CUDA", f"open({str(tmp_path / 'used')!r}, 'w')")
+    folder = RunFolder(tmp_path / "out")
+    keeper: Any = None  # guard needs none to be chosen
+    choose_isolation(parse(["--isolation", "guard", "train.py"]), folder, keeper)
+    assert (tmp_path / "used").exists() is starts
+    folder.clean()
+
+
+def test_a_driver_that_hangs_is_waited_for_no_longer_than_it_may_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "helper").touch()
+    monkeypatch.setattr(isolating, "_HELPER", tmp_path / "helper")
+    monkeypatch.setattr(isolating, "_UVM", tmp_path / "uvm")
+    monkeypatch.setattr(isolating, "_USE_CUDA", "import time; time.sleep(600)")
+    monkeypatch.setattr(isolating, "_CUDA_STARTS", 0.1)
+    started: list[subprocess.Popen[bytes]] = []
+
+    def popen(*words: Any, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(subprocess.Popen(*words, **options))
+        return started[-1]
+
+    monkeypatch.setattr(isolating, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": popen}))
+    isolating.use_cuda_once()
+    assert started[0].wait(60) == -signal.SIGKILL
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has the overlay")
+@pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_SEQPACKET, None], ids=["stream", "packets", "ended"])
+def test_no_overlay_parts_a_job_from_its_mps_daemon(
+    kind: int | None, tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its clients would make the files that it looks for, and write to its pipe, where it never sees them."""
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(temporary))
+    monkeypatch.setattr("autoddp.attempts.isolating._places", lambda _: [tmp_path])
+    folder, keeper = RunFolder(tmp_path / "out"), SimpleNamespace(removes=print, why_no_overlay=lambda _: "")
+    with socket.socket(socket.AF_UNIX, kind or socket.SOCK_STREAM) as daemon:
+        daemon.bind(str(temporary / "control"))
+        if kind is not None:
+            daemon.listen()
+        isolation = choose_isolation(parse(["train.py"]), folder, keeper)  # type: ignore[arg-type]
+        assert isolation.level is (Level.OVERLAY if kind is None else Level.GUARD)
+        assert (f"MPS daemon at {temporary}" in isolation.says("tuning")) is (kind is not None)
+        may_write = isolation.under_guard("").shelter(0, folder.path, folder.path).real
+        assert (str(temporary) in may_write) is (kind is not None)
+        if kind is not None:
+            with pytest.raises(UsageError, match=r"^--isolation overlay: NVIDIA's MPS daemon"):
+                choose_isolation(parse(["--isolation", "overlay", "train.py"]), folder, keeper)  # type: ignore[arg-type]
     folder.clean()
 
 

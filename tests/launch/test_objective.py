@@ -30,11 +30,12 @@ from autoddp.diagnose.collectives.ends import StepEnds
 from autoddp.diagnose.collectives.recording import Recording
 from autoddp.errors import UsageError
 from autoddp.hosts.together import Hosts
-from autoddp.knobs.env import NodeAndJob
+from autoddp.knobs.env import NodeAndJob, start_settings
 from autoddp.recipe import load
 from autoddp.runs.folder import CALLS
 from autoddp.settings import Objective
 from autoddp.study import TrialFailed, TuningOver
+from autoddp.topology.facts import Cpu, Gpu, GpuPair, Node
 from autoddp.wire import LauncherClient
 from autoddp.worker.observe.kernel_accounts import PageFaultCount, PageFaults
 
@@ -356,6 +357,15 @@ def test_a_number_is_shown_as_the_script_prints_it(number: float, shown: str) ->
     """Tokens per second are mostly more than four digits, and nobody reads 5.123e+04."""
     found = Objective.parse("regex:max:tokens/s (.+)")
     assert found.figure(found.cost(number)) == shown
+
+
+def test_what_may_lose_data_is_not_tried_without_a_benchmark() -> None:
+    """Peer access between sockets, which some machines only claim to have: nobody would see that the sums are wrong."""
+    here = Node("here", gpus=(Gpu(0), Gpu(1)), pairs=(GpuPair(0, 1, "SYS", p2p="OK"),), cpu=Cpu(vendor="GenuineIntel"))
+    around = NodeAndJob(here, nodes=2, environment={"OMP_NUM_THREADS": "1"})
+    assert {"nccl_p2p_level": "SYS"} in start_settings(around)
+    found = _settings(Recording(), 1, around)
+    assert found == [setting for setting in start_settings(around) if setting != {"nccl_p2p_level": "SYS"}] != []
 
 
 @needs_cores

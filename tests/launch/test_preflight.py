@@ -19,7 +19,7 @@ from meeting_hosts import Meetings
 
 from autoddp.hosts.agreement import HostFacts, _set_local_address, compared
 from autoddp.network.interface_selection import Places
-from autoddp.network.own_network import Network
+from autoddp.network.own_network import VARIABLES, Network
 from autoddp.topology.nccl.interface_names import named
 
 PORT = 29500
@@ -66,8 +66,14 @@ NETWORKS = {
     "nccl-exactly": ({"NCCL_SOCKET_IFNAME": "=eth0"}, {"GLOO_SOCKET_IFNAME": "eth0"}),
     "nccl-without": ({"NCCL_SOCKET_IFNAME": "^docker,lo,eth1"}, {"GLOO_SOCKET_IFNAME": "eth0"}),
     "both": ({"NCCL_SOCKET_IFNAME": "eth0", "GLOO_SOCKET_IFNAME": "eth0"}, {}),
-    "nothing": ({}, {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "eth0"}),
+    "nothing": ({}, {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "=eth0"}),
 }
+
+
+def test_no_interface_whose_name_only_begins_alike_is_taken() -> None:
+    """A VLAN on the interface, whose network may reach no other host: by a beginning NCCL would take it too."""
+    variables = Network("bond0", told=VARIABLES).variables
+    assert named(variables, ["bond0", "bond0.100", "lo"]) == {name: ["bond0"] for name in VARIABLES}
 
 
 @pytest.mark.parametrize("given", [None, ""])

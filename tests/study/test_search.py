@@ -735,6 +735,14 @@ def test_the_communication_benchmark_rules_settings_out(gains, starts, tried) ->
     assert [screened.gain for screened in outcome.screened] == sorted(gains, reverse=True) or not gains
 
 
+@pytest.mark.parametrize(("gains", "is_tried"), [([], False), ([0.0], False), ([1.2], True)])
+@pytest.mark.parametrize("setting", [{"nccl_p2p_level": "SYS"}, {"nccl_gdr_level": "SYS"}])
+def test_what_may_lose_data_is_tried_only_where_its_sums_were_right(gains, is_tried, setting) -> None:
+    """Where the GPUs have no room for the benchmark, nobody has looked at what arrives."""
+    study = Study(job_on("slow"), facts(nodes=2, start_settings=(setting,)), ALL, Observer(), lambda settings: gains)
+    assert (setting in [trial.configuration.plain() for trial in study.run().trials]) is is_tried
+
+
 def test_a_setting_that_the_benchmark_cannot_see_is_tried_unseen() -> None:
     asked: list[object] = []
 

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from autoddp.network import interface_selection
+from autoddp.network.own_network import Network
 from autoddp.topology.rdma.ports import Gid, RdmaPort, rdma_settings
+from autoddp.topology.rdma.sysfs import SysfsRdma
 from autoddp.topology.rdma.texts import read_show_gids
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "rdma"
@@ -33,6 +36,21 @@ def test_the_bond_itself_goes_before_what_stands_on_it() -> None:
 @pytest.mark.parametrize("ports", [(), (INFINIBAND,), (replace(ROCE, device="mlx5_7"),), (replace(ROCE, state=None),)])
 def test_nothing_is_said_where_nothing_is_certain(ports: tuple[RdmaPort, ...]) -> None:
     assert rdma_settings(ports, gids_of("show_gids_6_two_link_locals")) == {}
+
+
+@pytest.mark.parametrize("variable", ["NCCL_IB_ADDR_FAMILY", "NCCL_IB_ADDR_RANGE", "NCCL_IB_ROCE_VERSION_NUM"])
+def test_addresses_from_which_the_user_lets_nccl_choose_are_not_overruled(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With an index NCCL would not look at them: a job of IPv6 alone, say, would reach no other host."""
+    here = SysfsRdma((ROCE,), gids=gids_of("show_gids_6_two_link_locals"))
+    monkeypatch.setattr(interface_selection, "sysfs_rdma", lambda: here)
+    found: dict[str, str] = {}
+    monkeypatch.setattr(interface_selection, "nccl_conf", lambda _environment: found)
+    assert interface_selection.with_rdma(Network(), ()).rdma == {"NCCL_IB_GID_INDEX": "5"}
+    assert interface_selection.with_rdma(Network(), {variable}).rdma == {}
+    found[variable] = "as in /etc/nccl.conf"
+    assert interface_selection.with_rdma(Network(), ()).rdma == {}
 
 
 def test_devices_that_differ_are_left_to_nccl() -> None:

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from autoddp.knobs import AS_WRITTEN, Configuration
 from autoddp.worker.gradients import equal_parameters
-from autoddp.worker.gradients.equal_parameters import sum_of_bits
+from autoddp.worker.gradients.equal_parameters import knobs_that_part_ranks, sum_of_bits
 
 SMALL = 64  # numbers that are summed at once
 
@@ -45,3 +46,12 @@ def test_a_large_tensor_is_summed_in_parts(monkeypatch: pytest.MonkeyPatch, name
         in_parts = int(sum_of_bits(TENSORS[name]))
     assert in_parts == at_once
     assert sums.largest <= SMALL
+
+
+def test_ranks_are_compared_also_where_only_a_setting_of_nccl_may_lose_data() -> None:
+    """The recipe may come from another machine, on which a benchmark has seen right sums under it."""
+    variables = {"NCCL_ALGO": "Ring", "NCCL_P2P_LEVEL": "SYS"}
+    assert knobs_that_part_ranks(AS_WRITTEN, variables) == "NCCL_P2P_LEVEL=SYS"
+    found = knobs_that_part_ranks(Configuration({"hook": "bf16", "bucket_cap_mb": 4.0}), variables)
+    assert found == 'hook="bf16" NCCL_P2P_LEVEL=SYS'
+    assert knobs_that_part_ranks(Configuration({"bucket_cap_mb": 4.0}), {"NCCL_ALGO": "Ring"}) == ""

@@ -57,6 +57,48 @@ def test_powersgd_waits_on_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) 
     assert cuda.contexts == {1}
 
 
+class Queued:
+    """A sum that is queued, as NCCL's: its future is done, and only `wait` may hold up the host."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.waits = 0
+        self._future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+        self._future.set_result([tensor])
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        return self._future
+
+    def wait(self) -> None:
+        self.waits += 1
+
+
+@pytest.mark.parametrize("hook", ["fp16", "bf16", "powersgd"])
+@pytest.mark.parametrize(("value", "waits"), [("1", False), ("True", False), ("0", True), (None, True)])
+def test_the_host_goes_on_where_a_scripts_own_waits_hold_it_up(
+    hook: str, value: str | None, waits: bool, alone: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DDP itself waits for no work under NCCL_BLOCKING_WAIT. Else no bucket would travel beside the backward pass."""
+    for name in ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT"):
+        monkeypatch.delenv(name, raising=False)
+    if value is not None:
+        monkeypatch.setenv("NCCL_BLOCKING_WAIT", value)
+    queued: list[Queued] = []
+    made = hook_for(Configuration({"hook": hook, **({"powersgd_rank": 2} if hook == "powersgd" else {})}), alone, 0)
+    assert made is not None
+    state, function = made
+
+    def send(tensor: torch.Tensor, _group: dist.ProcessGroup) -> Queued:
+        queued.append(Queued(tensor))
+        return queued[-1]
+
+    state.all_reduce = send
+    bucket: Any = one_matrix(64, torch.device("cpu"))
+    before = bucket.buffer().clone()
+    assert torch.allclose(function(state, bucket).wait(), before, atol=0.1) is (hook != "powersgd")
+    assert queued
+    assert all(bool(one.waits) is waits for one in queued)
+
+
 @pytest.mark.parametrize("is_sliced", [True, False])
 def test_a_mesh_that_also_splits_parameters_is_untouchable(is_sliced: bool) -> None:
     mesh: Any = SimpleNamespace()

@@ -1,9 +1,10 @@
 """Checks that the ranks still have the same parameters, in a real job whose recipe leaves out or changes reductions.
 
-A fault of autoddp there would let each rank train a model of its own, and nothing else would show it. So rank 0 writes
-a checksum of what DDP reduces into the job's store, several times early on and rarely later, and each other rank
-compares its own with it in one of its next forward passes. No collective is added, no rank waits, and a rank may run a
-forward pass alone. If the checksums differ, every rank stops with an exception that names the knob.
+A fault of autoddp there, or a machine that loses data under a setting of NCCL's, would let each rank train a model of
+its own, and nothing else would show it. So rank 0 writes a checksum of what DDP reduces into the job's store, several
+times early on and rarely later, and each other rank compares its own with it in one of its next forward passes. No
+collective is added, no rank waits, and a rank may run a forward pass alone. If the checksums differ, every rank stops
+with an exception that names the knob.
 
 Ranks may differ on purpose. So nothing is compared for parameters that DDP does not reduce, for ranks that differ at
 the first step, for an object whose script has once stepped without reducing (local SGD) or reduces by a communication
@@ -17,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +29,7 @@ from torch.optim.optimizer import Optimizer
 from autoddp.errors import JobStops
 from autoddp.knobs import BY_NAME, Configuration
 from autoddp.knobs.ddp_arguments import BROADCAST_BUFFERS
+from autoddp.knobs.env import START_KNOBS
 from autoddp.log import tell
 from autoddp.worker.ddp.handlers import DdpEvents
 from autoddp.worker.ddp.private import is_joining, store_of
@@ -46,12 +48,19 @@ _OFF = (
 _HEARD_FOR = 8  # forward passes after a look in which a rank asks whether another one has found a difference
 
 
-def knobs_that_part_ranks(configuration: Configuration) -> str:
-    """The knobs by which ranks could come to differ, with their values, as text; "" if there are none."""
+def knobs_that_part_ranks(configuration: Configuration, variables: Mapping[str, str]) -> str:
+    """The knobs by which ranks could come to differ, with their values, as text; "" if there are none.
+
+    `variables`: what the recipe has set in the environment. A machine that loses data under one of them may be another
+    one than the recipe was made on.
+    """
     plain = configuration.plain()
     # Not a `Configuration`: some of these knobs are valid only beside others, by which ranks cannot come to differ.
     found = {name: value for name, value in plain.items() if BY_NAME[name].could_part_ranks}
-    return " ".join(f"{name}={json.dumps(value)}" for name, value in found.items())
+    lossy = [knob.variable for knob in START_KNOBS if knob.may_lose_data and knob.variable in variables]
+    return " ".join(
+        [*(f"{name}={json.dumps(value)}" for name, value in found.items()), *(f"{n}={variables[n]}" for n in lossy)]
+    )
 
 
 @dataclass

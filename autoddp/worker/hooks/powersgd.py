@@ -28,7 +28,7 @@ from autoddp.knobs.hook import (
     POWERSGD_RANK,
     POWERSGD_START_STEP,
 )
-from autoddp.worker.hooks.all_reduce import AllReduce, all_reduce
+from autoddp.worker.hooks.all_reduce import AllReduce, all_reduce, await_on_the_stream
 from autoddp.worker.hooks.bucket import GradBucket, gradients_in
 from autoddp.worker.hooks.exact import exact_mean
 from autoddp.worker.process.device import beside_the_current_stream, future_on, is_gpu
@@ -219,7 +219,7 @@ def _to_send(state: PowerSGDState, parts: list[torch.Tensor]) -> torch.Tensor:
 
 def _received(flight: _Flight) -> torch.Tensor:
     """Wait for the collective; its result in the bucket's type."""
-    flight.work.wait()
+    await_on_the_stream(flight.work)
     return flight.wire.to(flight.bucket.dtype)
 
 

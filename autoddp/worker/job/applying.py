@@ -90,7 +90,7 @@ class _Applied(DdpHandlers):
         """Patch what the configuration and its checks need, and no more."""
         configuration, patch = self._configuration, self._patch
         patch.around = self._fitting.around
-        if knobs := knobs_that_part_ranks(configuration):
+        if knobs := knobs_that_part_ranks(configuration, config.variables):
             self.handlers.append(ParameterCheck(knobs, self._switch))
         if STATIC_GRAPH.of(configuration):
             stop = functools.partial(_stop, config.recipe)

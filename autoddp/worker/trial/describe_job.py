@@ -167,12 +167,13 @@ def _start_settings(
 ) -> list[Setting]:
     """Settings for another start of the script that may gain on this rank's node; tried where they may on all nodes."""
     nccl = backend == "nccl" and device.type == "cuda"
+    environment = {**nccl_conf(os.environ), **os.environ} if nccl else os.environ
     around = NodeAndJob(
         node=probe() if nccl else None,
         nodes=nodes,
-        environment={**nccl_conf(os.environ), **os.environ} if nccl else os.environ,
+        environment=environment,
         nccl=nccl_version() if nccl else (),
-        tuner=nccl_tuner(os.environ) if nccl else "",
+        tuner=nccl_tuner(environment) if nccl else "",
         interfaces="" if backend == "nccl" else interfaces,
         frees_memory=frees_memory(device),
         in_page_faults=in_page_faults,
