@@ -349,6 +349,7 @@ def _attempt(connection: Connection, attempt: Attempt, alive: int) -> None:
         for number in _heeded:
             signal.signal(number, signal.SIG_DFL)
         os.setsid()  # the terminal stops no process of another session, such as elastic where it prints a warning
+        _be_the_first_to_be_killed()
         _close_all_but(connection.fileno(), alive)
         os.environ.clear()
         os.environ.update(attempt.environment)
@@ -370,6 +371,15 @@ def _attempt(connection: Connection, attempt: Attempt, alive: int) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
+
+
+def _be_the_first_to_be_killed() -> None:
+    """Let the kernel end what is tuned where memory runs out.
+
+    It takes the largest process, which else may be the launcher, and then no job is started.
+    """
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write("1000")
 
 
 def _enter(shelter: Shelter, looks: Callable[[str], None] = lambda path: None) -> None:

@@ -21,6 +21,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _PATIENCE = 3.0  # seconds for a connection
+_STOPPED = 30.0  # seconds for the answer where one stands: its launcher may be stopped, or on a busy machine
+_LOOK = 0.1  # seconds between two looks whether an answer has come
+_PAUSE = 1.0  # seconds; if more pass between two looks, this process was stopped itself
+_TRIES = 3  # in which it was stopped
 _AGAIN = 1.5  # seconds after which another connection is begun beside one that has not answered: packets get lost
 _AT_ONCE = 250  # addresses tried at the same time, by two connections at most; a process may often have 1024 files open
 _BUFFER = 512 * 1024  # bytes that the kernel may hold: on a slow link it sends them after the time is over
@@ -96,9 +100,10 @@ class Listener:
         while len(said) < _NONCE + _DIGEST:
             connection.settimeout(max(0.001, until - time.monotonic()))
             read = connection.recv(_NONCE + _DIGEST - len(said))
-            if not read or time.monotonic() > until:
-                return b""
             said += read
+            # All of it counts, however late: this process may have been stopped since it arrived.
+            if not read or (len(said) < _NONCE + _DIGEST and time.monotonic() > until):
+                return b""
         nonce = said[:_NONCE]
         is_known = hmac.compare_digest(said, nonce + _shown(self.secret, b"client", nonce))
         return _shown(self.secret, b"listener", nonce) if is_known else b""
@@ -160,23 +165,43 @@ def tried(doors: Sequence[Door]) -> list[str]:
 
 async def _tried(door: Door, free: asyncio.Semaphore) -> str:
     async with free:
-        try:
-            return await asyncio.wait_for(_first_answer(door), _PATIENCE)
-        except (asyncio.TimeoutError, TimeoutError):
-            return f"no answer within {_PATIENCE:.0f} s"
-        except (OSError, EOFError) as error:
-            return why_not_connected(error)
+        for _ in range(_TRIES):
+            why, was_stopped = await _once(door)
+            if not (why and was_stopped):
+                break
+        return why
 
 
-async def _first_answer(door: Door) -> str:
+async def _once(door: Door) -> tuple[str, bool]:
+    """ "" or why its listener does not answer, and whether this process was stopped meanwhile."""
+    stands = asyncio.Event()
+    answer = asyncio.ensure_future(_first_answer(door, stands))
+    began = looked = time.monotonic()
+    longest = 0.0
+    try:
+        while not answer.done():
+            await asyncio.wait([answer], timeout=_LOOK)
+            longest, looked = max(longest, time.monotonic() - looked), time.monotonic()
+            if not answer.done() and looked - began > (_STOPPED if stands.is_set() else _PATIENCE):
+                mute = f"it takes the connection, and has said nothing for {_STOPPED:.0f} s (is its launcher stopped?)"
+                return mute if stands.is_set() else f"no answer within {_PATIENCE:.0f} s", longest > _PAUSE
+        return answer.result(), longest > _PAUSE
+    except (OSError, EOFError) as error:
+        return why_not_connected(error), longest > _PAUSE
+    finally:
+        answer.cancel()
+        await asyncio.gather(answer, return_exceptions=True)
+
+
+async def _first_answer(door: Door, stands: asyncio.Event) -> str:
     """What comes of a connection, or of a second one, whichever is first.
 
     A connection whose SYN is lost sends it again after a second, and then, before Linux 6.5, only after three.
     """
-    connections = [asyncio.ensure_future(_answer(door))]
+    connections = [asyncio.ensure_future(_answer(door, stands))]
     try:
         if not (await asyncio.wait(connections, timeout=_AGAIN))[0]:
-            connections.append(asyncio.ensure_future(_answer(door)))
+            connections.append(asyncio.ensure_future(_answer(door, stands)))
         ended, _ = await asyncio.wait(connections, return_when=asyncio.FIRST_COMPLETED)
         return ended.pop().result()
     finally:
@@ -185,8 +210,9 @@ async def _first_answer(door: Door) -> str:
         await asyncio.gather(*connections, return_exceptions=True)
 
 
-async def _answer(door: Door) -> str:
+async def _answer(door: Door, stands: asyncio.Event) -> str:
     reader, writer = await asyncio.open_connection(door.address, door.port)
+    stands.set()
     greeting, right = door.greeting()
     try:
         writer.write(greeting)
@@ -214,9 +240,11 @@ def send_rate(door: Door, lasting: float) -> float:
             connection.makefile("rb") as answers,
         ):
             greeting, right = door.greeting()
+            connection.settimeout(_STOPPED)
             connection.sendall(greeting)
             if not hmac.compare_digest(answers.read(len(right)), right):
                 return 0.0  # another machine has this address here
+            connection.settimeout(_PATIENCE)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
             block, sent, began = bytes(_SENT_AT_ONCE), 0, time.perf_counter()
             while time.perf_counter() - began < lasting:

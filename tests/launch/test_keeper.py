@@ -162,6 +162,18 @@ def test_a_trial_that_aborts_leaves_no_core_files(tmp_path: Path, monkeypatch: p
         resource.setrlimit(resource.RLIMIT_CORE, before)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the kernel is not told whom to end")
+def test_an_attempt_is_ended_before_the_launcher_where_memory_runs_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a container with little memory the launcher may be larger than each rank."""
+    own = Path("/proc/self/oom_score_adj")
+    before = own.read_text()
+    monkeypatch.setattr(jobs, "run_tuning_job", lambda *_: own.read_text().strip())
+    assert result_of_an_attempt(tmp_path) == "1000"
+    assert own.read_text() == before
+
+
 def test_an_attempt_shows_no_warnings_of_elastic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under PYTHONWARNINGS=error or PYTHONDEVMODE=1 the user would see one for each log of a rank."""
 

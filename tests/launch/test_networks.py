@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -175,6 +177,45 @@ def test_a_listener_is_on_the_given_addresses_alone():
         assert tried([Door("127.0.0.3", listener.port, listener.secret)]) == ["connection refused"]
     with Listener(["127.0.0.1", "192.0.2.77"]) as listener:  # the second one is no address of this host
         assert tried([Door("127.0.0.3", listener.port, listener.secret)]) == [""]
+
+
+def test_a_launcher_that_is_stopped_for_a_while_is_behind_no_firewall(monkeypatch):
+    """Its kernel takes connections meanwhile, and nobody answers them."""
+    monkeypatch.setattr(interface_probe, "_PATIENCE", 0.2)
+    with ThreadPoolExecutor(1) as pool, contextlib.ExitStack() as listening:
+        listener = Listener(["127.0.0.1"])
+        pool.submit(lambda: (time.sleep(1), listening.enter_context(listener)))
+        assert tried([Door("127.0.0.1", listener.port, listener.secret)]) == [""]
+
+
+STOPS = """
+import asyncio, os, signal, sys
+from autoddp.network import interface_probe
+from autoddp.network.interface_probe import Door, tried
+
+interface_probe._PAUSE, connect, stops = 0.2, asyncio.open_connection, [signal.SIGSTOP]
+
+async def connected(*place):
+    found = await connect(*place)
+    if stops:
+        os.kill(os.getpid(), stops.pop())
+    return found
+
+asyncio.open_connection = connected
+print(tried([Door("127.0.0.1", int(sys.argv[1]), sys.argv[2])]))
+"""
+
+
+def test_a_launcher_that_was_stopped_while_it_tried_the_others_tries_again(monkeypatch):
+    """By then they had taken it for a stranger, who connects and says nothing."""
+    monkeypatch.setattr(interface_probe, "_PATIENCE", 0.2)
+    with Listener(["127.0.0.1"]) as listener:
+        words = [sys.executable, "-c", STOPS, str(listener.port), listener.secret]
+        with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True) as stopped:
+            os.waitpid(stopped.pid, os.WUNTRACED)
+            time.sleep(1)
+            stopped.send_signal(signal.SIGCONT)
+            assert stopped.communicate(timeout=60)[0] == "['']\n"
 
 
 def test_lost_packets_are_no_reason_to_refuse_a_job():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import weakref
 from collections.abc import Iterator
@@ -75,3 +76,15 @@ def test_only_ranks_that_wait_for_each_other_hang(tmp_path: Path, monkeypatch: p
     for found in on_ranks(2, checks, tmp_path):
         assert found["hung"] == {"each waits for the other": True}
         assert "ranks 0, 1 wait in recv, called in wait_checks.py, line " in found["said"]
+
+
+def test_an_import_is_called_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first half minute of many scripts: "ranks 0, 1 are in _find_and_load" told nobody what they were doing."""
+    library = tmp_path / "site-packages"
+    library.mkdir()
+    (library / "slow_library.py").write_text("import sys\nPLACE = sys.where(sys._getframe())\n")
+    monkeypatch.syspath_prepend(str(library))
+    monkeypatch.setattr(sys, "where", heartbeat.where, raising=False)
+    script: dict[str, object] = {}
+    exec(compile("\nfrom slow_library import PLACE", str(tmp_path / "train.py"), "exec"), script)
+    assert script["PLACE"] == "an import, called in train.py, line 2"

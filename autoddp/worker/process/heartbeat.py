@@ -230,7 +230,9 @@ def where(frame: FrameType | None) -> str:
         if not (file.startswith(sys.base_prefix + os.sep) or any(part in file for part in _NOT_THE_USERS)):
             place = f"{os.path.basename(file)}, line {frame.f_lineno}"
             return f"{called}, called in {place}" if called else place
-        if frame.f_code.co_name not in _DECORATORS or not called:
+        if file.startswith("<frozen importlib"):
+            called = "an import"  # Python's own name for it, _find_and_load, tells a user nothing
+        elif frame.f_code.co_name not in _DECORATORS or not called:
             called = frame.f_code.co_name
         frame = frame.f_back
     return called or "the interpreter's start"
