@@ -52,7 +52,7 @@ def _folder_of_the_script() -> str:
     for word in words:
         if word in ("-X", "-W"):
             next(words, "")
-        elif word in ("-m", "-c"):
+        elif word in ("-m", "-c", "-"):
             break
         elif not word.startswith("-"):
             script = _real(word)  # or a folder with a __main__.py

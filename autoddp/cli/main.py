@@ -91,7 +91,8 @@ def errors_end_the_process() -> Iterator[None]:
     So is output that cannot be written, and so is Ctrl-C where nothing else heeds it: while torch is being imported.
     """
     try:
-        yield
+        with _without_a_folder():
+            yield
     except AutoddpError as error:
         tell(f"error: {error}")
         sys.exit(error.exit_code)
@@ -104,6 +105,16 @@ def errors_end_the_process() -> Iterator[None]:
             sys.exit(128 + signal.SIGPIPE)  # as other programs whose reader has all that it wants
         tell(f"error: standard output cannot be written ({lost.strerror})")
         sys.exit(1)
+
+
+@contextlib.contextmanager
+def _without_a_folder() -> Iterator[None]:
+    """An error inside that comes of a current folder that was removed, at whatever moment, is a UsageError."""
+    try:
+        yield
+    except OSError:
+        require_current_folder()
+        raise
 
 
 def with_project(options: Options) -> Options:

@@ -24,6 +24,7 @@ from autoddp.commandline.saved_recipes import (
     script_names,
     tuned_for_objective,
 )
+from autoddp.commandline.script import is_standard_input
 from autoddp.commandline.watching import watch_plan
 from autoddp.cpus import usable_cpus
 from autoddp.errors import NotTuned, RecipeError, UnfitRecipe, UsageError
@@ -307,6 +308,8 @@ def _without_effect(options: Options) -> str:
 
 def _why_not_started(options: Options) -> tuple[str, str]:
     """Why the script cannot be started to be tuned on this host, and what to do; ("", "") where it can."""
+    if is_standard_input(options.torchrun):
+        return "the script comes from standard input, which can be read only once", "copy it into a file"
     if _is_read_once(options.torchrun):
         return f"{options.script} is no regular file, so it can be read only once", "copy it into a file"
     if sys.platform == "linux" and not os.path.exists(_OPEN_FILES):

@@ -38,7 +38,12 @@ def _is_mere_folder(path: str) -> bool:
 
 
 def script_path(torchrun: argparse.Namespace) -> Path | None:
-    """The script's file, or None where there is none to read (a program that is found by PATH, an unknown module)."""
+    """The script's file, or None where there is none to read.
+
+    That is so of a program that is found by PATH, of an unknown module, and of standard input.
+    """
+    if is_standard_input(torchrun):
+        return None
     if not torchrun.module:
         path = Path(torchrun.training_script)
         return path / "__main__.py" if os.path.isdir(path) and not torchrun.no_python else path
@@ -47,6 +52,12 @@ def script_path(torchrun: argparse.Namespace) -> Path | None:
     if last.name == "__init__.py" and last.parent.name == torchrun.training_script.rpartition(".")[2]:
         return last.with_name("__main__.py")
     return last if last.stem == torchrun.training_script.rpartition(".")[2] else None
+
+
+def is_standard_input(torchrun: argparse.Namespace) -> bool:
+    """Whether the script is what Python reads from standard input: `torchrun - < train.py`."""
+    by_python = not (torchrun.module or torchrun.no_python or torchrun.run_path)
+    return by_python and torchrun.training_script == "-"
 
 
 def require_current_folder() -> None:
@@ -68,6 +79,8 @@ def require_script(torchrun: argparse.Namespace) -> None:
         raise UsageError("the script's name is empty: autoddp [options] train.py [its arguments]")
     if torchrun.no_python:
         return _require_program(script)
+    if is_standard_input(torchrun):
+        return
     if not os.path.exists(script):
         if shutil.which(script):
             either = f"leave it out, or write autoddp wrap {script} … if it starts torchrun"

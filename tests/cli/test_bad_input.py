@@ -247,6 +247,25 @@ def test_a_current_folder_that_was_removed(tmp_path: Path, words: str) -> None:
     )
 
 
+VANISHES = """
+import os, sys
+from autoddp.cli import main
+
+load = main.load_torchrun
+main.load_torchrun = lambda: (load(), os.rmdir(os.getcwd()))
+main.main()
+"""
+
+
+@pytest.mark.parametrize("words", ["train.py", __file__, "-m train", "--no-python nowhere"])
+def test_a_current_folder_that_is_removed_while_torch_is_imported(tmp_path: Path, words: str) -> None:
+    done = forks.run(["-c", VANISHES, "--nproc-per-node", "2", *words.split()], cwd=tmp_path, env=environment())
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "autoddp: error: the current folder is not there any more (No such file or directory): cd to it again\n"
+    )
+
+
 @pytest.mark.parametrize("words", [whole("--trails 20 train.py"), "--recipe key.toml train.py"])
 def test_all_entries_speak_alike(folder: Path, words: str) -> None:
     installed = (

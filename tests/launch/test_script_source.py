@@ -2,11 +2,13 @@
 
 import argparse
 import os
+import subprocess
 import sys
 import warnings
 from pathlib import Path
 
 import pytest
+from launchers import environment
 
 from autoddp.commandline.mode import choose
 from autoddp.commandline.options import parse
@@ -256,6 +258,24 @@ def test_a_pipe_is_left_to_the_real_job(tmp_path: Path, monkeypatch: pytest.Monk
     assert options.torchrun.nproc_per_node == "1"
     (tmp_path / "train.py").touch()
     assert choose(parse([*words, "train.py"])).tune
+
+
+def test_standard_input_is_left_to_the_real_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`torchrun - < train.py`: Python takes `-` for standard input, also where a file has that name."""
+    monkeypatch.chdir(tmp_path)
+    Path("-").write_text("add('--trials')\n")
+    plan = choose(parse(["--nproc-per-node", "2", "-"]))
+    assert plan.as_torchrun
+    assert plan.says.startswith("the script comes from standard input, which can be read only once: launching as torch")
+    options = parse(["-"])
+    assert choose(options).as_torchrun
+    assert options.torchrun.nproc_per_node == "1"
+    assert not ScriptSource(options.torchrun).files
+    Path("train.py").write_text("import sys\nprint(sys.argv)\n")
+    with open("train.py") as script:
+        words = [sys.executable, "-m", "autoddp", "-", "--x"]
+        done = subprocess.run(words, stdin=script, env=environment(), capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "['-', '--x']\n"), done.stderr
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is read in /proc")
