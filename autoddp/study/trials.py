@@ -363,6 +363,7 @@ class Trials:
             self.forecast.measured(configuration, record.measured_seconds, predicted)
         spent = self._cost.wall_seconds["trials"] + self._cost.wall_seconds["starts"]
         left = spent / record.number * max(0, self._asked.trials - record.number)
+        left = max(0.0, min(left, self._cost.left_at_most))  # the budget may be over first
         best = min((t for t in self.records if t.usable), key=lambda t: t.seconds, default=None)
         self._observer.trial(record, self._asked.trials, best, left)
         return record

@@ -88,3 +88,27 @@ def test_an_import_is_called_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     script: dict[str, object] = {}
     exec(compile("\nfrom slow_library import PLACE", str(tmp_path / "train.py"), "exec"), script)
     assert script["PLACE"] == "an import, called in train.py, line 2"
+
+
+def _place_in(file: Path, body: str, **names: object) -> str:
+    """What is said of a rank that stands in `look()` in that file, called by the script."""
+    found: list[str] = []
+    names["look"] = lambda: found.append(heartbeat.where(sys._getframe(1)))
+    exec(compile(body, str(file), "exec"), names)
+    exec(compile("\n\nstep()", "/home/me/train.py", "exec"), names)
+    return found[0]
+
+
+def test_names_that_a_library_has_for_itself_are_not_told() -> None:
+    """`<string>` stood for torch's dataclasses, `_use_grad` for an optimizer's step, and one of our own for a hook."""
+    library, own = Path("/venv/site-packages/lib.py"), Path(heartbeat.__file__)
+    inside = "def _private(f): return f()\ndef public(): look()\n"
+    assert _place_in(library, inside + "def step(): _private(public)") == "step, called in train.py, line 3"
+    assert _place_in(library, inside + "step = lambda: look()") == "<lambda>, called in train.py, line 3"
+    assert _place_in(library, "def _step(): look()\nstep = _step") == "_step, called in train.py, line 3"
+    outer = "def public(): look()\ndef _outer(): public()\nstep = _outer"
+    assert _place_in(library, outer) == "public, called in train.py, line 3"
+    assert _place_in(own, "def _after_step(): look()\nstep = _after_step") == "train.py, line 3"
+    assert (
+        _place_in(Path("<string>"), "def __init__(): look()\nstep = __init__") == "__init__, called in train.py, line 3"
+    )

@@ -53,10 +53,8 @@ _WAITS_IN = (
 )
 """Modules, each with those below it, whose functions call into C to wait for other ranks."""
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
-_NOT_THE_USERS = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}", "<frozen ", _PACKAGE)
-_DECORATORS = frozenset(
-    ("wrapper", "wrapped", "inner", "inside", "patched", "decorate_context", "_fn", "_wrapped_call_impl")
-)
+_NOT_THE_USERS = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}", _PACKAGE)
+_DECORATORS = frozenset(("wrapper", "wrapped", "inner", "inside", "patched", "decorate_context"))
 """Names of functions inside decorators, which say nothing about the script."""
 _LONGEST_WAIT = 1.0  # seconds
 _TICK = os.sysconf("SC_CLK_TCK")
@@ -222,17 +220,23 @@ def _position(frame: FrameType | None) -> tuple[object, ...]:
     return tuple(found)
 
 
+def _is_internal(function: str) -> bool:
+    """Whether a library has that function for itself alone, so that its name says nothing about the script."""
+    return function in _DECORATORS or (function.startswith("_") and not function.startswith("__"))
+
+
 def where(frame: FrameType | None) -> str:
     """ "init_process_group, called in train.py, line 31": what the innermost line of the user's own code calls."""
     called = ""
     while frame is not None:
         file = frame.f_code.co_filename
-        if not (file.startswith(sys.base_prefix + os.sep) or any(part in file for part in _NOT_THE_USERS)):
+        is_made = file.startswith("<")  # "<string>": by a library, as dataclasses do; "<frozen …": by Python
+        if not (is_made or file.startswith(sys.base_prefix + os.sep) or any(part in file for part in _NOT_THE_USERS)):
             place = f"{os.path.basename(file)}, line {frame.f_lineno}"
             return f"{called}, called in {place}" if called else place
         if file.startswith("<frozen importlib"):
             called = "an import"  # Python's own name for it, _find_and_load, tells a user nothing
-        elif frame.f_code.co_name not in _DECORATORS or not called:
+        elif not _is_internal(frame.f_code.co_name) or not (called or file.startswith(_PACKAGE)):
             called = frame.f_code.co_name
         frame = frame.f_back
     return called or "the interpreter's start"
