@@ -91,6 +91,33 @@ def test_what_a_hook_costs(nccl, gpu, figure, name):
     figure("ms for 16 MiB", f"{1e3 * measured(lambda: hook(state, bucket).wait()):.3f}")
 
 
+@pytest.fixture
+def blocking_wait(monkeypatch):
+    """Before a group is made, which reads it then."""
+    monkeypatch.setenv("TORCH_NCCL_BLOCKING_WAIT", "1")
+
+
+@pytest.mark.parametrize("name", ["fp16", "bf16", "powersgd"])
+def test_the_host_goes_on_where_a_scripts_own_waits_hold_it_up(blocking_wait, nccl, gpu, figure, name):
+    """It comes back while the device has work for half a second, and NCCL's work keeps no memory afterwards."""
+    values = {"hook": name} | ({"powersgd_rank": 4} if name == "powersgd" else {})
+    state, hook = hook_for(Configuration(values), nccl, 0)
+    bucket = one_matrix(2048, gpu)
+    for _ in range(3):
+        hook(state, bucket).wait()
+    torch.cuda.synchronize(gpu)
+    held, busy = torch.cuda.memory_allocated(gpu), torch.cuda.Event()
+    torch.cuda._sleep(10**9)  # cycles
+    busy.record()
+    done = hook(state, bucket)
+    assert not busy.query()
+    assert done.wait().isfinite().all()
+    torch.cuda.synchronize(gpu)
+    del done
+    figure("MiB more", f"{(torch.cuda.memory_allocated(gpu) - held) / 2**20:.2f}")
+    assert torch.cuda.memory_allocated(gpu) <= held + 2**20
+
+
 def test_the_backward_pass_does_not_wait_for_powersgd(nccl, gpu):
     """While the stream of PowerSGD's waits has work for half a second, the backward pass's stream goes on."""
     state, hook = hook_for(Configuration({"hook": "powersgd", "powersgd_rank": 4}), nccl, 0)
