@@ -242,9 +242,10 @@ class UsedNamed(Named, frozen=True):
 
 
 class BuildsNamed(Named, frozen=True):
-    """Most calls from a place are given what comes from the call right before: they cannot be one call with it."""
+    """Most calls from a place are given what comes from the call so many before: they cannot be one call with it."""
 
     place: int
+    back: int = 1
 
 
 class HiddenNamed(Named, frozen=True):

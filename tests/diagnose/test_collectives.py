@@ -315,7 +315,9 @@ def test_small_calls_in_a_row_become_one_on_all_ranks() -> None:
     assert not any(act.waits for act in later[:3] if act.call != WAIT)
 
 
-@pytest.mark.parametrize(("roots", "operations"), [((0, 1, 0), ("", "", "")), ((-1, -1, -1), ("SUM", "MAX", "SUM"))])
+@pytest.mark.parametrize(
+    ("roots", "operations"), [((0, 1, 2), ("", "", "")), ((-1, -1, -1), ("SUM", "MAX", "PRODUCT"))]
+)
 def test_what_each_rank_sends_becomes_no_one_call(roots: tuple[int, ...], operations: tuple[str, ...]) -> None:
     """Nor do a sum and a maximum: one call of them would train something else."""
     ranks = []
@@ -419,13 +421,45 @@ def test_all_lines_of_a_price_are_named_with_their_functions(several: bool) -> N
 
 def test_a_call_of_what_the_one_before_has_brought_becomes_no_one_call_with_it() -> None:
     """A mean and then a variance, or the layers of a network that lies on several ranks: one call would be wrong."""
-    builds = frozenset({place(11).of_any_group})
+    builds = {place(11).of_any_group: 1}
     recording = Recording(tuple(replace(one, builds=builds) for one in loop(40).processes))
     script = script_of(recording, steps_of(recording))
     assert script is not None
     into = runs(script, range(65, 1000))
     assert {one.call.place.line for one in script.played[0] if one.key in into} == {12}
     assert all(key[1] - first[1] == 1 for key, first in into.items())
+
+
+@pytest.mark.parametrize(
+    ("back", "left"), [(0, {(800, 2, 0), (16, 2, 0), (400, 1, 1)}), (2, {(800, 2, 0), (8, 1, 0), (400, 1, 1)})]
+)
+def test_calls_of_several_kinds_in_turn_become_one_of_each(back: int, left: set[tuple[int, int, int]]) -> None:
+    """Statistics of a batch norm and its counter, or weights that have one rank each that sends them.
+
+    But a call that is given what the call two before has brought is not made together with that.
+    """
+    of_line = {
+        "statistics": (replace(place(10, "broadcast", "broadcast"), dtype="float32"), 400, 0),
+        "counter": (replace(place(10, "broadcast", "broadcast"), dtype="int64"), 8, 0),
+        "another root": (replace(place(10, "broadcast", "broadcast"), dtype="float32", part=1), 400, 1),
+    }
+    in_turn = ("statistics", "counter", "another root", "statistics", "counter")
+    ranks = []
+    for one in loop(40, where=(10,) * len(in_turn)).processes:
+        calls = []
+        for nth, made in enumerate(one.calls):
+            where, size, root = of_line[in_turn[nth % len(in_turn)]]
+            calls.append(replace(made, place=where, bytes=size, root=root))
+        builds = {of_line["counter"][0].of_any_group: back} if back else {}
+        ranks.append(process(one.rank, calls, builds=builds))
+    recording = Recording(tuple(ranks))
+    script = script_of(recording, steps_of(recording))
+    assert script is not None
+    into = runs(script, range(65, 1000))
+    made_so = [one.act for one in merged(script, into).played[0]][5:-5]
+    assert {(act.bytes, act.tensors, act.root) for act in made_so if act.call != REST} == left
+    later = [one.act for one in side_by_side(script, into).played[0]]
+    assert sum(act.call == WAIT for act in later) < len(later) / (5 if back else 4)
 
 
 def test_calls_with_work_between_them_stay_apart() -> None:

@@ -208,7 +208,22 @@ def test_calls_that_are_given_what_the_call_before_has_brought() -> None:
         square = ((values - made[1]) ** 2).sum()
         watch.called(number := number + 1, 2, [square], number, number + 0.5)
     watch.end()
-    assert [one.place for one in said if isinstance(one, BuildsNamed)] == [2]
+    assert [one for one in said if isinstance(one, BuildsNamed)] == [BuildsNamed(2)]
+
+
+def test_calls_that_are_given_what_a_call_before_the_last_has_brought() -> None:
+    """The variance needs the mean, and the count between them travels in a call of its own."""
+    said: list[Any] = []
+    watch = FirstUses(time.perf_counter, lambda: None, said.append)
+    assert watch.begin(0.0)
+    values, number = torch.ones(4), 0
+    for _ in range(4):
+        mean, count = values.mean(), torch.tensor([4])
+        watch.called(number := number + 1, 1, [mean], number, number + 0.5)
+        watch.called(number := number + 1, 2, [count], number, number + 0.5)
+        watch.called(number := number + 1, 3, [((values - mean) ** 2).mean()], number, number + 0.5)
+    watch.end()
+    assert [one for one in said if isinstance(one, BuildsNamed)] == [BuildsNamed(3, 2)]
 
 
 @pytest.mark.parametrize(

@@ -19,26 +19,44 @@ _LARGEST = 25 * 2**20  # bytes of a merged call, as DDP's buckets
 def runs(script: Script, sizes: range) -> dict[tuple[int, int], tuple[int, int]]:
     """Each call that can be merged into an earlier one → the first call of its run.
 
-    A run has calls of one group that follow each other at once on every rank, each with a number of bytes in `sizes`.
-    What several ranks send, each its own, can be no one call of any of them; nor can a sum and a maximum.
-    Nor can a call and one that is given what comes from its result.
+    A run has calls of one group and one kind, each with a number of bytes in `sizes`. They and what may lie between
+    them follow each other at once on every rank. A loop over tensors has some that are smaller: they belong to it.
+    What several ranks send, each its own, can be no one call of any of them; nor can a sum and a maximum, nor the
+    statistics of a batch norm and its counters, which lie between these. Nor can a call and one that is given what
+    comes from its result.
     """
-    fits = script.agreed(lambda one: one.act.bytes in sizes and one.act.call in MERGEABLE)
+    lines = {one.call.place.where for of_rank in script.played.values() for one in of_rank if one.act.bytes in sizes}
+    fits = script.agreed(
+        lambda one: (
+            one.act.call in MERGEABLE
+            and (one.act.bytes in sizes or (0 < one.act.bytes < sizes.start and one.call.place.where in lines))
+        )
+    )
     found: dict[tuple[int, int], tuple[int, int]] = {}
     total: dict[tuple[int, int], int] = {}
     size = {key: max(one.act.bytes for one in of_ranks.values()) for key, of_ranks in script.of_key.items()}
-    kind = {key: {kind_of(one) for one in of_ranks.values()} for key, of_ranks in script.of_key.items()}
+    first_of: dict[frozenset[tuple[int, str, str]], tuple[int, int]] = {}
+    begin = 0
     for key in sorted(script.of_key):
-        before = (key[0], key[1] - 1)
-        if key not in fits or before not in fits or key not in script.follows_at_once or kind[before] != kind[key]:
+        if not _goes_on(script, key, begin):
+            first_of.clear()
+            begin = key[1]
+        if key not in fits:
             continue
-        if any(one.call.place.of_any_group in script.builds for one in script.of_key[key].values()):
-            continue
-        first = found.get(before, before)
-        if total.get(first, size[first]) + size[key] <= _LARGEST:
+        kind = frozenset(kind_of(one) for one in script.of_key[key].values())
+        first = first_of.get(kind)
+        if first is None or total[first] + size[key] > _LARGEST:
+            first_of[kind], total[key] = key, size[key]
+        else:
             found[key] = first
-            total[first] = total.get(first, size[first]) + size[key]
+            total[first] += size[key]
     return found
+
+
+def _goes_on(script: Script, key: tuple[int, int], begin: int) -> bool:
+    """Whether a call could be made together with those before it, from the one with the number `begin` on."""
+    back = [script.builds.get(one.call.place.of_any_group, 0) for one in script.of_key.get(key, {}).values()]
+    return key in script.follows_at_once and not any(0 < one <= key[1] - begin for one in back)
 
 
 def kind_of(one: Played) -> tuple[int, str, str]:
@@ -93,14 +111,15 @@ def side_by_side(script: Script, into: dict[tuple[int, int], tuple[int, int]]) -
     """The calls of each run are started one after another, and only then waited for."""
 
     def change(played: Sequence[Played]) -> Iterator[Played]:
-        open_run: tuple[int, int] | None = None
-        firsts = set(into.values())
+        in_runs, is_open, begin = {*into, *into.values()}, False, 0
         for one in played:
-            run = into.get(one.key, one.key if one.key in firsts else None)
-            if open_run is not None and run != open_run:
-                yield Played(Act(WAIT), NO_CALL, one.call)
-            yield Played(with_(one.act, waits=run is None and one.act.waits), one.key, one.call)
-            open_run = run
+            if not _goes_on(script, one.key, begin):
+                if is_open:
+                    yield Played(Act(WAIT), NO_CALL, one.call)
+                is_open, begin = False, one.key[1]
+            is_one = one.key in in_runs
+            yield Played(with_(one.act, waits=one.act.waits and not is_one), one.key, one.call)
+            is_open = is_open or is_one
 
     return script.changed(change)
 

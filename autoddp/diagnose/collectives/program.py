@@ -57,7 +57,7 @@ class Script:
     ranks: int
     pauses: dict[int, float] = field(default_factory=dict)
     """Seconds that each rank usually sleeps at a time, see `Program.pauses`."""
-    builds: frozenset[Place] = frozenset()
+    builds: dict[Place, int] = field(default_factory=dict)
     """See `Process.builds`, of all ranks."""
     of_each: bool = False
     """See `Steps.of_each`."""
@@ -210,7 +210,9 @@ def script_of(recording: Recording, steps: Steps) -> Script | None:
         seconds, pace = covers * steps.seconds, 1.0
     of_each = bool(count) and steps.of_each
     pauses = {rank: _pause(recording.of_rank[rank], of_rank, lasts[rank]) for rank, of_rank in played.items()}
-    builds = frozenset[Place]().union(*(one.builds for one in recording.of_rank.values()))
+    builds: dict[Place, int] = {}
+    for one in recording.of_rank.values():
+        builds |= one.builds
     ranks = max(recording.world, max(played) + 1)
     return Script(groups, played, covers, seconds, ranks, pauses, builds, of_each, pace)
 

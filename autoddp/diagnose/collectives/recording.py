@@ -207,8 +207,9 @@ class Process:
     uses: dict[tuple[Place, int], Use] = field(default_factory=dict)
     """Place and which of its calls in a step (`UsedNamed.nth`) → what was seen of first uses; nothing of a place whose
     results are used where nobody sees it."""
-    builds: frozenset[Place] = frozenset()
-    """Places, of any group, whose calls are given what comes from the call right before, see `BuildsNamed`."""
+    builds: dict[Place, int] = field(default_factory=dict)
+    """Place, of any group → how many calls before is the one from which its calls are given something, see
+    `BuildsNamed`."""
     in_threads: bool = False
     """Whether it stands in several calls at one time, which only threads can."""
 

@@ -149,7 +149,7 @@ class _Named:
     places: dict[int, Place] = field(default_factory=dict)
     uses: dict[tuple[Place, int], Use] = field(default_factory=dict)
     events: dict[int, Group] = field(default_factory=dict)
-    builds: set[Place] = field(default_factory=set)
+    builds: dict[Place, int] = field(default_factory=dict)
     hidden: set[str] = field(default_factory=set)
 
     def hear(self, one: Named) -> None:
@@ -168,7 +168,7 @@ class _Named:
             case HiddenNamed():
                 self.hidden.add(one.what)
             case BuildsNamed() if one.place in self.places:
-                self.builds.add(self.places[one.place].of_any_group)
+                self.builds[self.places[one.place].of_any_group] = one.back
             case UsedNamed() if one.place in self.places:
                 scaled = _where(one.scaled_in, one.scaled) if one.scaled else ""
                 use = Use(one.calls, one.share, _where(one.file, one.line), scaled)
@@ -230,7 +230,7 @@ def _process(path: Path) -> Process | None:
         made=made,
         group_events=named.events,
         uses=named.uses,
-        builds=frozenset(named.builds),
+        builds=named.builds,
         paused=numbers[Header.PAUSED],
         computes_in_waits=named.computes_in_waits,
         waits_in_gaps=numbers[Header.WAITED_IN_GAPS] / max(1e-9, numbers[Header.GAPS]),

@@ -21,6 +21,7 @@ import functools
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
@@ -108,7 +109,8 @@ class FirstUses:
         self._pieces: dict[int, list[tuple[int, int]]] = {}
         """Memory that the last call was given → from where to where; not where an operation has changed it since."""
         self._hidden: set[str] = set()  # see `HiddenNamed`
-        self._builds: dict[int, int] = {}  # place → calls that were given something of the call right before
+        self._builds: dict[int, Counter[int]] = {}
+        """Place → how many calls back the newest one is from which something comes that a call was given; 0: none."""
 
     def begin(self, now: float) -> bool:
         """Look at this thread's operations from here on; False where that cannot begin at this moment."""
@@ -140,9 +142,10 @@ class FirstUses:
         for (place, nth), found in () if _runs_compiled_functions() else self._found.items():
             if place not in self._unknown and (nth < 0 or self._steps > _OFTEN):
                 self._say(found)
-        for place, often in self._builds.items():
-            if 2 * often > self._seen[place]:
-                self._say(BuildsNamed(place))
+        for place, backs in self._builds.items():
+            back, often = backs.most_common(1)[0]
+            if back and 2 * often > self._seen[place]:
+                self._say(BuildsNamed(place, back))
         for what in sorted(self._hidden):
             self._say(HiddenNamed(what))
         if self._waited:
@@ -170,20 +173,24 @@ class FirstUses:
         self._started[work] = (place, nth, addresses, time.thread_time())
         self._seen[place] = self._seen.get(place, 0) + 1
         pieces = [piece for piece in map(_piece, _tensors(given)) if piece is not None]
-        self._builds[place] = self._builds.get(place, 0) + (self._calls > 0 and any(map(self._comes_from_last, pieces)))
+        self._builds.setdefault(place, Counter())[min(filter(None, map(self._calls_back, pieces)), default=0)] += 1
         self._calls += 1
         self._pieces.clear()
         for address, *piece in pieces:
             self._pieces.setdefault(address, []).append((piece[0], piece[1]))
         self._newest.update(dict.fromkeys(addresses, self._calls))
 
-    def _comes_from_last(self, piece: tuple[int, int, int]) -> bool:
-        """Whether something in this memory may come from the last call: else they are other pieces of one tensor."""
+    def _calls_back(self, piece: tuple[int, int, int]) -> int:
+        """How many calls back the newest one is from which something in this memory may come; 0 for none.
+
+        What the last call was given may be another piece of one tensor.
+        """
         address, begin, end = piece
-        if not address or self._newest.get(address) != self._calls:
-            return False
+        if not address or not (newest := self._newest.get(address, 0)):
+            return 0
         given = self._pieces.get(address)
-        return given is None or any(begin < until and since < end for since, until in given)
+        is_another = given is not None and not any(begin < until and since < end for since, until in given)
+        return 0 if newest == self._calls and is_another else self._calls - newest + 1
 
     def waited(self, work: int, began: float, ended: float, is_blocking: bool) -> None:
         """The end of a call was waited for, before its function returned if `is_blocking`."""

@@ -36,9 +36,11 @@ class SmallCollectives(Cause):
             "such a call takes as long as the ranks need to meet, whatever it moves"
         )
         # A line is known with the dtype and the operation of its first call: a loop, or a helper, may have several.
+        roots = {one.act.root for of_it in made.values() for one in of_it}
+        kinds = "dtype, operation and root" if len(roots) > 1 else "dtype and operation"
         fix = (
-            f"{' and of those of '.join([f'{lines[0]}: make one call of them', *together])}, one for each dtype and "
-            "operation, where none is computed from the result of another: "
+            f"{' and of those of '.join([f'{lines[0]}: make one call of them', *together])}, one for each {kinds}, "
+            "where none is computed from the result of another: "
             f"{_one_call(what)}"
         )
         if apart:
