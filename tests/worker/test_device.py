@@ -6,10 +6,12 @@ No GPU: `FakeCuda` has two, of which the first is the current one. tests/gpu has
 from __future__ import annotations
 
 import ast
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -18,7 +20,7 @@ from fake_cuda import FakeCuda
 from torch import nn
 
 from autoddp.knobs import AS_WRITTEN
-from autoddp.wire import Delay
+from autoddp.wire import BlockDone, Delay, Finish, Measure, Message
 from autoddp.worker.ddp.private import backend_of
 from autoddp.worker.gradients.comparison import SAMPLED
 from autoddp.worker.graphs.capture import Sample, capture
@@ -34,7 +36,7 @@ from autoddp.worker.process.device import (
     memory_reserved,
     seed,
 )
-from autoddp.worker.trial import tuning
+from autoddp.worker.trial import runner, tuning
 from autoddp.worker.trial.live_ddp import LiveDdp
 
 SOURCES = sorted((Path(__file__).resolve().parents[2] / "autoddp").rglob("*.py"))
@@ -198,6 +200,24 @@ def test_spare_memory_is_given_back_where_the_device_is_nearly_full(
     patch: Any = SimpleNamespace(alive=lambda: models)
     LiveDdp(patch, None, (), None, None).apply(AS_WRITTEN)  # type: ignore[arg-type]
     assert given == [1] * given_back
+
+
+def test_spare_memory_is_given_back_also_while_a_rank_waits_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The communication benchmark needs some on the same device, where the script's cache has taken nearly all."""
+    rested, orders = threading.Event(), [Measure(0, AS_WRITTEN, warmup=0, steps=0, apply=False), Finish()]
+
+    def next_order(done: BlockDone | None) -> Message:
+        assert done is None or rested.wait(100)
+        return orders.pop(0)
+
+    monkeypatch.setattr(runner, "_RESTS", 0.01)
+    model: Any = MagicMock(compilations=0, rest=rested.set)
+    ranks: Any = SimpleNamespace(
+        rank=0, broadcast=lambda order: order, gather=lambda of_rank: [of_rank], part=lambda: None
+    )
+    director: Any = SimpleNamespace(next=next_order, finish=lambda _: None)
+    runner.TrialRunner(model, ranks, director, Stopwatch(torch.device("cpu"))).begin()
+    assert orders == []
 
 
 @pytest.mark.parametrize(("free", "sampled"), [(160, None), (159, SAMPLED)])

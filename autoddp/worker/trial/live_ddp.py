@@ -104,10 +104,14 @@ class LiveDdp:
 
     def apply(self, configuration: Configuration) -> None:
         """Apply `configuration`, which is in effect from the next forward pass on."""
-        for device in self._devices:
-            give_back_spare_memory(device)
+        self.rest()
         for effect in self._effects:
             effect.apply(configuration)
+
+    def rest(self) -> None:
+        """See `LiveModel`."""
+        for device in self._devices:
+            give_back_spare_memory(device)
 
     @property
     def compilations(self) -> int:

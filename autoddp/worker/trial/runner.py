@@ -5,8 +5,10 @@ A `Director` gives the orders on rank 0 and gets the results: the launcher's stu
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from autoddp.codec import convert, encode, plain, replace
@@ -24,6 +26,7 @@ from autoddp.worker.process.rank_store import RankStore
 _BEFORE_TIMELINE = 1  # steps with all hooks on before any is recorded: the first call of each takes longer
 _AFTER_TIMELINE = 2  # steps until a new reducer has rebuilt its buckets
 _TIMELINES = 4 * 2**20  # bytes of all ranks' timelines in a journal entry, unless that of rank 0 alone takes more
+_RESTS = 2.0  # seconds without an order: the communication benchmark may be at work, on the same devices
 _TIMED_AGAIN = 4  # times that steps are timed again at most: a script whose shapes change may never stop compiling
 
 
@@ -85,6 +88,9 @@ class LiveModel(Protocol):
 
     def synchronize(self) -> None:
         """Wait until the device has done all work queued so far; nothing to do on a CPU."""
+
+    def rest(self) -> None:
+        """No step is made for a while, so others may have what memory is to spare. Called by another thread."""
 
 
 class Director(Protocol):
@@ -311,12 +317,24 @@ class TrialRunner:
         )
         # Rank 0's launcher first: no other one may know of a block that this one has missed, and calls failed.
         leads = self._ranks.rank == 0
-        following = self._director.next(done) if leads else None
-        told = self._ranks.broadcast(done if leads else None)
+        with self._resting():
+            following = self._director.next(done) if leads else None
+            told = self._ranks.broadcast(done if leads else None)
         assert isinstance(told, BlockDone)
         if not leads:
             self._director.heard(told)
         self._obey(following)
+
+    @contextlib.contextmanager
+    def _resting(self) -> Iterator[None]:
+        """A context in which this rank waits, and lets its model rest if that takes long."""
+        timer = threading.Timer(_RESTS, self._model.rest)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
 
 def _fitting(timelines: Sequence[Timeline]) -> tuple[Timeline, ...]:
