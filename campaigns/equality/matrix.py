@@ -69,6 +69,7 @@ SHORT_CELLS = (
     ("kept", TUNED, "cap view batched"),
     ("flat later", RECIPE, "view"),
     ("one flat gradient", RECIPE, "view"),
+    ("other memory", RECIPE, "view"),
     ("noise scale", RECIPE, "defer 2"),
     ("noise scale", RECIPE, "steps 4 view"),
     ("new objects", RECIPE, "powersgd"),

@@ -214,6 +214,21 @@ def changes_by_data(rank: int) -> list[nn.Module]:
     return [model]
 
 
+def gives_other_memory(rank: int) -> list[nn.Module]:
+    """Gradients get other memory by `p.grad.data = …`: parts of one tensor of the script's in some steps."""
+    model = DDP(network())
+    optimizer, parameters = sgd(model), list(model.parameters())
+    for step, batch in enumerate(batches(rank, STEPS)):
+        optimizer.zero_grad(set_to_none=step % 4 < 2)
+        loss(model(batch[0]), batch).backward()
+        clamped = torch.cat([p.grad.flatten() for p in parameters]).clamp_(-0.001, 0.001)
+        for p, part in zip(parameters, clamped.split([p.numel() for p in parameters]), strict=True):
+            p.grad.data = part.view_as(p) if step % 3 else part.view_as(p).clone()
+        clamped.mul_(0.5)
+        optimizer.step()
+    return [model]
+
+
 def scaler(rank: int, by_hand: bool = False) -> list[nn.Module]:
     """`by_hand`: it clips the unscaled gradients itself."""
     model = DDP(network())
@@ -1099,6 +1114,7 @@ TRAININGS: dict[str, Training] = {
     "scaler": scaler,
     "scaler by hand": lambda rank: scaler(rank, by_hand=True),
     "changes by .data": changes_by_data,
+    "other memory": gives_other_memory,
     "beside": beside,
     "beside scaled": lambda rank: beside(rank, scaled=True),
     "beside apart": lambda rank: beside(rank, apart=True),

@@ -102,6 +102,14 @@ def data(script: Script) -> None:
     script.held = [p.grad.data for p in script.parameters if p.grad is not None]
 
 
+def gives_other_memory(script: Script) -> None:
+    """Under `gradient_as_bucket_view` the tensor is the one by which DDP finds the gradient in its bucket."""
+    plain(script)
+    for p in script.parameters:
+        assert p.grad is not None
+        p.grad.data = p.grad.data * 0.5
+
+
 def parts_of_one_tensor(script: Script) -> None:
     if not script.held:
         sizes = [p.numel() for p in script.parameters]
@@ -150,6 +158,7 @@ def keeps(step: Step) -> bool:
     watch = KeepsGradients(script.parameters)
     for _ in range(4):
         step(script)
+        watch.reads()
         script.optimizer.step()
     watch.stop()
     assert not any(p._post_accumulate_grad_hooks for p in script.parameters)
@@ -162,6 +171,7 @@ def test_a_script_that_holds_no_gradients(step: Step) -> None:
 
 
 HOLD = [references, one_reference, references_to_zeros, detached, rows, data, parts_of_one_tensor, in_a_hook]
+HOLD += [gives_other_memory]
 
 
 @pytest.mark.parametrize("step", HOLD)

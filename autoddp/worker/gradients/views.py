@@ -5,8 +5,11 @@ stay as they are. With it all gradients lie in DDP's buckets, and the next pass 
 that compares, adds or projects the gradients of two passes would then read the second one twice. A script that has put
 tensors of its own into `.grad`, such as parts of one flat tensor, would lose them: DDP puts its own in their place.
 
-A tuning job does not offer the knob to such a script, see `first_steps.KeepsGradients`. The script may change, or begin
-to keep gradients later, so each pass under the knob is watched too (`BucketViews`).
+A script may also give a gradient other memory, by `p.grad.data = …`. The tensor is the one by which DDP finds the
+gradient's place in its bucket, so DDP would send what is in the old place, and the ranks would part.
+
+A tuning job does not offer the knob to such scripts, see `first_steps.KeepsGradients`. The script may change, or begin
+to do so later, so each pass under the knob is watched too (`BucketViews`).
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import operator
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -95,6 +98,15 @@ def let_parts_be_detached() -> None:
     torch.Tensor.detach_ = detach_  # type: ignore[assignment]
 
 
+class _Place(NamedTuple):
+    """The place of a tensor in its bucket."""
+
+    pointer: int
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+
 class _Watched:
     """The gradients of one object."""
 
@@ -117,6 +129,8 @@ class _Watched:
         """Tensors in the buckets that the script keeps, and what they held when the present pass began."""
         # Weak, because strong ones would keep the first buckets, which DDP replaces after the first pass.
         self._views: list[weakref.ref[torch.Tensor]] = []
+        self._places: list[_Place] = []
+        """The place of each of these in its bucket."""
         self._storages: list[tuple[weakref.ref[torch.UntypedStorage], int]] = []
 
     def forget_pass(self) -> None:
@@ -149,6 +163,24 @@ class _Watched:
         # While a tensor is the gradient, each pass adds to it also without the knob.
         return [view for view in held if id(view) not in present]
 
+    def give_places_back(self) -> bool:
+        """Put the tensors in the buckets back there, if the script has given them other memory; whether it has.
+
+        A gradient goes on in the memory that the script has given it, as without the knob.
+        """
+        moved = False
+        for reference, place in zip(self._views, self._places, strict=True):
+            view = reference()
+            whole = None if view is None else base_of(view)
+            if view is None or whole is None or view.data_ptr() == place.pointer:
+                continue
+            moved = True
+            for p in self.parameters:
+                if p.grad is view:
+                    p.grad = view.detach()
+            view.data = whole.as_strided(place.size, place.stride, place.offset)
+        return moved
+
     def look_again(self) -> None:
         """After a pass that has reduced, before any code of the script: remember where the gradients lie."""
         gradients = [gradient for gradient in [p.grad for p in self.parameters] if gradient is not None]
@@ -160,6 +192,9 @@ class _Watched:
             return
         parts = [gradient for gradient in gradients if base_of(gradient) is not None]
         self._views = [weakref.ref(part) for part in parts]
+        self._places = [
+            _Place(part.data_ptr(), part.size(), part.stride(), int(part.storage_offset())) for part in parts
+        ]
         storages = {storage.data_ptr(): storage for storage in (part.untyped_storage() for part in parts)}
         self._storages = [(weakref.ref(storage), uses_of(storage)) for storage in storages.values()]
 
@@ -229,6 +264,8 @@ class BucketViews(DdpEvents):
         if one.passes:
             return
         one.passes = True
+        if one.give_places_back():
+            self._give_copies(one)
         kept = one.kept()
         if kept:
             self._give_copies(one)

@@ -294,21 +294,33 @@ class KeepsGradients(_BackwardPasses):
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         super().__init__(parameters)
         self.found = False
-        """Whether the script held any when a backward pass began, or took hold of one within a pass."""
+        """Whether the script held any when a backward pass began, took hold of one within a pass, or gave one other
+        memory (by `p.grad.data = …`)."""
         self._storages: list[tuple[nn.Parameter, weakref.ref[torch.UntypedStorage]]] = []
+        self._left: list[weakref.ref[torch.Tensor]] = []
+        """The gradient that has each of these storages."""
+
+    def reads(self) -> None:
+        """A function of torch is about to read gradients."""
+        self.found |= any(
+            p.grad is not None and p.grad is gradient() and p.grad.untyped_storage() is not storage()
+            for (p, storage), gradient in zip(self._storages, self._left, strict=True)
+        )
 
     def _begins(self, first: torch.Tensor) -> None:
+        self.reads()
         outlived = any(
             storage is not None and (p.grad is None or p.grad.untyped_storage() is not storage)
             for p, storage in ((p, reference()) for p, reference in self._storages)
         )
-        self._storages = []
+        self._storages, self._left = [], []
         self.found |= outlived or held_elsewhere(_gradients_of(p for p in self._parameters if p is not first))
 
     def _ended(self) -> None:
         self.found |= held_elsewhere(_gradients_of(self._parameters))
-        of_all = ((p, p.grad) for p in self._parameters)
-        self._storages = [(p, weakref.ref(g.untyped_storage())) for p, g in of_all if g is not None and _has_storage(g)]
+        of_all = [p for p in self._parameters if p.grad is not None and _has_storage(p.grad)]
+        self._storages = [(p, weakref.ref(p.grad.untyped_storage())) for p in of_all if p.grad is not None]
+        self._left = [weakref.ref(p.grad) for p in of_all if p.grad is not None]
 
 
 def _gradients_of(parameters: Iterable[nn.Parameter]) -> list[torch.Tensor]:

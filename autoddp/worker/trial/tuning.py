@@ -220,6 +220,7 @@ class _TuningJob(DdpHandlers):
     def _reads(self, given: Sequence[torch.Tensor]) -> None:
         """A function of torch is about to read gradients."""
         self._by_hand.reads()
+        self._keeps_gradients.reads()
         self._reads_gradients.reads(given)
 
     def _all_parameters(self) -> list[nn.Parameter]:
