@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 from os import sched_getaffinity  # the system's own: under a binding the script is given another answer
@@ -15,6 +16,7 @@ from autoddp.attempts.env_screening import Screening
 from autoddp.bench.burst import Burst
 from autoddp.knobs import Configuration
 from autoddp.knobs.env import TREES, NodeAndJob, start_settings
+from autoddp.network.own_network import VARIABLES, Network
 from autoddp.runs.nccl_logs import transports, variables
 from autoddp.topology.facts import NumaNode
 from autoddp.topology.nccl.tuner import nccl_tuner
@@ -91,6 +93,17 @@ def test_the_log_of_a_real_run_stands_beside_the_prediction(gpu, figure, tmp_pat
     assert not found["nccl"]["missing"]
     assert bool(found["ways"]) is (count > 1)
     assert all(way["predicted"] for way in found["ways"])
+
+
+def test_nccl_takes_the_interface_of_the_whole_name_alone(gpu, figure, tmp_path):
+    """As several hosts name it. Of the loopback NCCL takes no beginning of a name, and here it is always there."""
+    variables = Network("lo", told=VARIABLES).variables
+    done = run_collectives(tmp_path, {**variables, "NCCL_DEBUG": "INFO", "NCCL_NET": "Socket"})
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = (done.stdout + done.stderr).splitlines()
+    used = {line.partition(" : Using ")[2] for line in lines if "NET/Socket : Using " in line}
+    figure("used", " ".join(sorted(used)))
+    assert [re.findall(r"\[[0-9]+\]([^:]+):", line) for line in used] == [["lo"]]
 
 
 def test_links_that_come_and_go_are_told_with_what_outlasts_them(gpu, figure, tmp_path):
