@@ -660,7 +660,7 @@ class JobMachine:
             return
         known = attempt.hung or all(worker.said_goodbye or worker.end for worker in attempt.workers)
         if known or self._clock() >= attempt.limit:
-            self._order_lost(self._cause)
+            self._order_lost(self.cause)
             self._leave()
 
     def _order_lost(self, cause: str) -> None:
@@ -713,7 +713,7 @@ class JobMachine:
         self._attempt.order, self._waiting_since = None, self._clock()
 
     @property
-    def _cause(self) -> str:
+    def cause(self) -> str:
         """Why the ranks are gone. One that was killed cannot say so, and its peers may complain before it is missed.
 
         "" if nothing has failed. A script that ends by `os._exit(0)`, or becomes another program, says no goodbye.
@@ -724,13 +724,18 @@ class JobMachine:
             killed = worker.end.startswith("killed by") and not worker.end.endswith("SIGTERM")
             if killed and not worker.said_goodbye and not attempt.hung:
                 return f"rank {worker.hello.rank} {worker.end}"
-        failures = attempt.failures
+        # Of a script without DDP only those that complain are known here; elastic knows all of them.
+        by_elastic = "" if attempt.ended is None else attempt.ended.failure
+        killed = by_elastic.startswith("rank ") and " killed by " in by_elastic
+        if killed and not attempt.hung and not by_elastic.endswith(("SIGTERM", "SIGABRT")):
+            return by_elastic
+        failures, complaints = [*attempt.failures], {**attempt.complaints}  # another thread may ask
         if all(isinstance(one, Worker) for one in failures):  # none of them has complained
             all_well = attempt.ended is not None and not attempt.ended.failure
             failures = [one for one in failures if not (isinstance(one, Worker) and one.has_ended_well(all_well))]
         first = next(iter(failures), "")
-        if first in attempt.complaints:
-            first = min(attempt.complaints, key=attempt.complaints.__getitem__)
+        if first in complaints:
+            first = min(complaints, key=complaints.__getitem__)
         return f"rank {first.hello.rank} {first.end or 'vanished'}" if isinstance(first, Worker) else first
 
     # The end of an attempt, and of tuning
@@ -741,9 +746,9 @@ class JobMachine:
         if self.state is State.OVER:
             return
         ended_here = self.attempt_must_end and not attempt.failures
-        failure = "" if ended_here else event.failure and (self._cause or event.failure)
+        failure = "" if ended_here else event.failure and (self.cause or event.failure)
         if attempt.order is not None:
-            self._order_lost(failure or self._cause)
+            self._order_lost(failure or self.cause)
         if attempt.unanswered is not None:
             self._settle(attempt.unanswered)
         if failure and not attempt.was_ready and not attempt.another_follows:

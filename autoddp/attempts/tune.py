@@ -361,7 +361,8 @@ class Tuning:
         while more.more:
             failure = self._make_attempt(number, job, more.variables)
             # Ranks that are killed some time after the script has ended have not failed, for the other hosts either.
-            self.hosts.attempt_ended(number, "" if job.machine.ended_by_us else failure)
+            why = failure and (job.machine.cause or failure)  # elastic knows the exit code alone
+            self.hosts.attempt_ended(number, "" if job.machine.ended_by_us else why)
             more = self._goes_on(number, job, failure)
             number += 1
 

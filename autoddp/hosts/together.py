@@ -149,10 +149,12 @@ class Hosts:
         return max(self.exchange("level", level, Level, say), key=list(Level).index)
 
     def attempt_ended(self, number: int, failure: str) -> None:
-        """Tell the others that this host's part of attempt `number` is over."""
+        """Tell the others that this host's part of attempt `number` is over. The first of several failures stays."""
         if self.store is not None:
+            key = f"attempt{number}/ended"
             with contextlib.suppress(RuntimeError):  # the store is gone, which the next question will report
-                self._set(f"attempt{number}/ended", failure)
+                if not (self._are_there([key]) and self._get(key, str)):
+                    self._set(key, f"{self.name or f'node {self.rank}'}: {failure}" if failure else "")
 
     def ended_elsewhere(self, number: int) -> str | None:
         """Why attempt `number` has ended on another host, some seconds ago; None as long as it has not."""
@@ -177,7 +179,9 @@ class Hosts:
             return Next(False, str(gone), wanted.level)
         except (RuntimeError, TimeoutError) as error:
             return Next(False, wanted.why or f"the other hosts do not answer: {first_line(error)}", wanted.level)
-        why = " | ".join(dict.fromkeys(filter(None, (wanted.why, *(one.why for one in all_)))))
+        whys = dict.fromkeys(filter(None, (wanted.why, *(one.why for one in all_))))
+        # What has failed on one host has its name before it on the others.
+        why = " | ".join(one for one in whys if not any(other != one and other.endswith(one) for other in whys))
         level = max((one.level for one in all_), key=list(Level).index)
         variables = {name: value for one in all_ for name, value in one.variables.items()}
         return Next(all(one.more for one in all_), why, level, variables)

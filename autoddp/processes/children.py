@@ -39,7 +39,10 @@ ENDED_WELL = "ended with exit code 0"
 
 def how_ended(code: int) -> str:
     """ "killed by SIGABRT" or "ended with exit code 1"; `code` is as `os.waitstatus_to_exitcode` gives it."""
-    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    if code >= 0:
+        return f"ended with exit code {code}"
+    names = {one.value: one.name for one in signal.Signals}  # those between SIGRTMIN and SIGRTMAX have none
+    return f"killed by {names.get(-code, f'signal {-code}')}"
 
 
 def collect() -> dict[int, int]:

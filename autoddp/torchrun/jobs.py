@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from autoddp.network.own_network import on_one_host
+from autoddp.processes.children import how_ended
 from autoddp.torchrun.options import (
     DEFAULT_PORT,
     LOOKS,
@@ -62,6 +63,11 @@ def run_tuning_job(torchrun: argparse.Namespace, folder: Path, number: int) -> s
         return _run_without_restarts(arguments)
 
 
+_KILLED = {*signal.valid_signals()} - {signal.SIGTERM, signal.SIGABRT}
+"""Signals that end a rank which has not failed before. By SIGTERM elastic ends those that are left, and by SIGABRT a
+rank may end on gloo at its exit."""
+
+
 def _run_without_restarts(arguments: argparse.Namespace) -> str:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import elastic_launch
@@ -72,8 +78,10 @@ def _run_without_restarts(arguments: argparse.Namespace) -> str:
     try:
         elastic_launch(config=config, entrypoint=command)(*words)
     except ChildFailedError as error:
-        rank, failure = error.get_first_failure()
-        return f"rank {rank} ended with exit code {failure.exitcode}"
+        # A rank that was killed, and those that have lost it, may be seen to fail at the same look.
+        killed = [one for one in error.failures.items() if -one[1].exitcode in _KILLED]
+        rank, failure = killed[0] if killed else error.get_first_failure()
+        return f"rank {rank} {how_ended(failure.exitcode)}"
     return ""
 
 

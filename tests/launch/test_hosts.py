@@ -95,6 +95,7 @@ def test_all_take_the_worst_level(two: list[Hosts]) -> None:
     [
         ([Next(True), Next(True)], Next(True)),
         ([Next(True), Next(False, "it crashed")], Next(False, "it crashed")),
+        ([Next(False, "node 1: it crashed"), Next(False, "it crashed")], Next(False, "node 1: it crashed")),
         ([Next(False), Next(False)], Next(False)),
         ([Next(True), Next(True, level=Level.GUARD)], Next(True, level=Level.GUARD)),
     ],
@@ -114,7 +115,9 @@ def test_an_attempt_that_ends_on_one_host_ends_on_the_other_after_a_while(
     while (found := two[1].ended_elsewhere(5)) is None:
         assert time.monotonic() - began < 30
         time.sleep(0.05)
-    assert found == "rank 0 killed by SIGABRT"
+    assert found == "host0: rank 0 killed by SIGABRT"
+    two[1].attempt_ended(5, "rank 1 has lost rank 0")
+    assert two[1].ended_elsewhere(5) == found  # a third host must hear of the cause
     assert time.monotonic() - began > 1.0  # it may end by itself
     assert two[1].ended_elsewhere(6) is None
 

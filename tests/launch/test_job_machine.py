@@ -276,6 +276,19 @@ def test_a_script_that_leaves_by_an_exit_code_has_failed(desk: Desk) -> None:
     assert starts(desk).orders[-1].steps == 40
 
 
+@pytest.mark.parametrize("signal", ["SIGSEGV", "SIGABRT"])
+def test_a_killed_rank_of_a_script_without_ddp_is_named_before_the_one_that_has_lost_it(
+    desk: Desk, signal: str
+) -> None:
+    """It has said nothing to the launcher: elastic alone knows how it ended. By SIGABRT gloo may end one that fails."""
+    desk.begins()
+    desk.hello(0, built_ddp=False)
+    desk.goodbye(0, "RuntimeError: Connection reset by peer")
+    desk.ended(f"rank 1 killed by {signal}")
+    desk.passes(30)
+    assert desk.machine.why_over.startswith("rank 1 killed by" if signal == "SIGSEGV" else "rank 0: RuntimeError")
+
+
 def test_a_script_that_has_ended_and_is_killed_then_is_asked_again(desk: Desk) -> None:
     """On gloo a process may end by SIGABRT although it has trained."""
     block = left_within(desk)

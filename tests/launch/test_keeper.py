@@ -55,6 +55,31 @@ def test_elastic_looks_often_at_the_ranks_of_an_attempt(
     assert words[words.index("--monitor-interval") + 1] == str(looks)
 
 
+@pytest.mark.parametrize(
+    ("codes", "why"),
+    [
+        ((1, -11), "rank 1 killed by SIGSEGV"),
+        ((1, -9), "rank 1 killed by SIGKILL"),
+        ((1, -40), "rank 1 killed by signal 40"),
+        ((3, -15), "rank 0 ended with exit code 3"),
+        ((3, -6), "rank 0 ended with exit code 3"),
+    ],
+)
+def test_a_killed_rank_is_the_cause_of_those_that_fail_with_it(
+    codes: tuple[int, int], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Elastic ends some by SIGTERM, and gloo some by SIGABRT that fail already."""
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+    from torch.distributed.launcher import api
+
+    def launch(**_: object) -> object:
+        failures = {n: ProcessFailure(n, 1000 + n, code, str(tmp_path / "none")) for n, code in enumerate(codes)}
+        raise ChildFailedError("train.py", failures)
+
+    monkeypatch.setattr(api, "elastic_launch", launch)
+    assert jobs.run_tuning_job(parse(["--nproc-per-node", "2", "train.py"]).torchrun, tmp_path, 0) == why
+
+
 def test_what_else_the_job_logs_is_left_out_of_an_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A package's logs specs took the place of the run's own logs, and events were shown as those of the job."""
     seen: list[argparse.Namespace] = []
