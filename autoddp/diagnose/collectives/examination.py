@@ -85,7 +85,7 @@ def examined(
         rows=rows,
         findings=findings,
         not_measured=_not_measured(job, different, undecided),
-        verdict=[*stand, *_verdict(job, findings)],
+        verdict=[*stand, *_verdict(job, findings, undecided)],
         replayed=replayed,
     )
 
@@ -405,7 +405,7 @@ def _on_device(recording: Recording) -> bool:
     return any(place.device not in ("cpu", "") for one in recording.processes for place in one.sums)
 
 
-def _verdict(job: Job, findings: Sequence[Finding]) -> list[str]:
+def _verdict(job: Job, findings: Sequence[Finding], undecided: Sequence[Finding]) -> list[str]:
     """At most three lines, the answer first."""
     steps, recording = job.steps, job.recording
     share, _ = _largest_share(recording, lambda place: True)
@@ -429,8 +429,13 @@ def _verdict(job: Job, findings: Sequence[Finding]) -> list[str]:
         lines.append("Nothing is known of what the calls cost: see what was not measured")
     elif (untried := _not_done_again(recording))[0] >= WORTHWHILE:
         lines.append(f"Nothing is known of what {' and '.join(untried[1])} cost, and nothing found in the other calls")
+    elif undecided:
+        names = " and ".join(dict.fromkeys(one.cause for one in undecided))
+        unsure = f"rounds differed too much to tell what {names} cost"
+        lines.append(f"Nothing found for sure: {unsure}, see what was not measured")
     else:
-        lines.append(f"Nothing found in the communication that costs 3 % of a {steps.unit}")
+        # Not that it costs little: it may be all that the ranks do, and none of it needless.
+        lines.append(f"Nothing found in the communication whose mending would save 3 % of a {steps.unit}")
     most = f"up to {percent(min(1.0, share))}"
     seen = " that was seen" if any(one.hidden for one in recording.processes) else ""
     of_time = f"{most} of the time of a rank is communication{seen}"
