@@ -137,6 +137,13 @@ CASES = {
         for action in (lambda: open("log.txt").read(), lambda: open("x", "w").close(), lambda: os.remove("model.pt")):
             ChangeLock(scratch).begin_change(); action()  # as if it had died there
         assert sorted(os.listdir())[-1] == "x" and not os.path.exists("model.pt")""",
+    "a folder above the run's own is emptied and removed": """
+        assert os.path.basename(shared) not in os.listdir("..")
+        shutil.rmtree(os.path.dirname(shared))
+        assert not os.path.exists(tree) and os.listdir(shared) == []
+        open(f"{shared}/x", "w").write("x"); os.mkdir(f"{shared}/d"); os.replace(f"{shared}/x", f"{shared}/d/x")
+        assert open(f"{shared}/d/x").read() == "x" and os.path.isdir(shared)
+        os.makedirs(tree); shutil.rmtree(f"{shared}/d"); assert os.listdir(shared) == []""",
     "names of the overlay's own": """
         os.mkdir("mine"); assert os.listdir("mine") == []; shutil.rmtree("ckpt"); os.mkdir("ckpt")
         assert os.listdir("ckpt") == [] and [*os.scandir("ckpt")] == []

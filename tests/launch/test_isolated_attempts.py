@@ -551,6 +551,28 @@ def test_what_is_mounted_at_its_first_use_is_found_under_guard(tmp_path: Path) -
     assert "nothing is mounted at its first use under the overlay: [Errno 40]" in launch.stderr
 
 
+@pytest.mark.skipif(not may_bind(), reason="needs the overlay")
+def test_a_script_that_empties_its_folder_and_the_temporary_one_does_so_under_guard(
+    tmp_path: Path, temporary: Path
+) -> None:
+    """The attempt's logs and its socket are mounts in these folders, and ranks write there meanwhile."""
+    script = tmp_path / "empties.py"
+    script.write_text(
+        "import os, shutil, tempfile\n"
+        "for folder in ['.', tempfile.gettempdir()] if os.environ['RANK'] == '0' else []:\n"
+        "    for path in [os.path.join(folder, name) for name in os.listdir(folder)]:\n"
+        "        shutil.rmtree(path) if os.path.isdir(path) and not os.path.islink(path) else os.unlink(path)\n"
+        "os.write(1, b'emptied\\n')\n"
+    )
+    launch = run(AUTODDP, tmp_path / "run", str(script), env={"TMPDIR": str(temporary)})
+    assert launch.returncode == 0, launch.stderr[-2000:]
+    assert "another attempt; isolation: guard" in launch.stderr
+    assert "this folder cannot be removed under the overlay: [Errno" in launch.stderr
+    assert "the script built no DistributedDataParallel model" in launch.stderr, launch.stderr
+    assert launch.stdout == "emptied\n" * 2
+    assert list(temporary.iterdir()) == []
+
+
 @pytest.mark.whole
 @pytest.mark.skipif(not os.access("/dev/fuse", os.R_OK | os.W_OK) or not may_bind(), reason="needs root and FUSE")
 def test_a_file_system_that_does_not_answer_costs_the_overlay_and_no_more(tmp_path: Path) -> None:

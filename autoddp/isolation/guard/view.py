@@ -135,7 +135,8 @@ class View:
         self.stop = stop
         """Ends tuning, where a change is not possible in the view."""
         self.lock = ChangeLock(scratch)
-        self.direct = frozenset((*writable, scratch, "/proc", "/sys"))
+        self._own = frozenset((*writable, scratch))
+        self.direct = self._own | {"/proc", "/sys"}
         self._folders: dict[tuple[str, bool], tuple[int, float, Folder]] = {}
         self._numbers = itertools.count(time.monotonic_ns())  # a later process may have the number of an earlier one
 
@@ -213,6 +214,17 @@ class View:
         return known[2] if known is not None and fresh else None
 
     def _resolve(self, path: str, follow: bool, real_only: bool) -> Place:
+        try:
+            return self._from_root(path, follow, real_only)
+        except FileNotFoundError:
+            own = next((each for each in self._own if f"{path}/".startswith(f"{each}/")), "")
+            if not own:
+                raise
+            # The script has removed a folder above it. The run's own folder is still there, and in use.
+            place = Place(self._root(real_only), own, own, own, real.lstat(own), direct=True)
+            return self._walk(self.folder(place), _reversed_parts(path[len(own) :]), follow)
+
+    def _from_root(self, path: str, follow: bool, real_only: bool) -> Place:
         head, _, tail = path.rpartition("/")
         if tail in ("", ".", ".."):
             return self._walk(self._root(real_only), _reversed_parts(path), follow)
@@ -334,9 +346,11 @@ class View:
                 for entry in entries:
                     if entry.name not in gone and entry.name not in found:
                         found[entry.name] = entry
-        if folder.path == os.path.dirname(self.scratch):
-            # A script that walks its folder must not find what it has written a second time.
-            found.pop(os.path.basename(self.scratch), None)
+        for own in self._own:
+            # A script that walks its folder must not find what it has written a second time. One that empties it must
+            # not remove the run's logs, nor fail because the kernel refuses it.
+            if folder.path == os.path.dirname(own):
+                found.pop(os.path.basename(own), None)
         return found
 
     def aside(self) -> str:

@@ -38,6 +38,9 @@ _OF_THE_OVERLAY = (
     (errno.EROFS, ["read-only file system", "os error 30"], "this folder cannot be changed"),
     # autofs mounts a folder at its first use in the host's namespace, and only there.
     (errno.ELOOP, ["too many levels of symbolic links", "os error 40"], "nothing is mounted at its first use"),
+    # The attempt's logs and its socket are mounts, in the run's folder and in the temporary one: ranks write there.
+    (errno.EBUSY, ["device or resource busy", "os error 16"], "this folder cannot be removed"),
+    (errno.ENOTEMPTY, ["directory not empty", "os error 39"], "this folder cannot be removed"),
 )
 """Errors that only the overlay causes: number, text, and what the user is told happens under it."""
 
