@@ -3,6 +3,7 @@
     proj.train.autoddp.toml       of proj/train.py, in the folder from which it is launched
     proj.train.2.autoddp.toml     of the same script with another model or other inputs, or of another proj/train.py
 
+One is found too where its folder has another name by now, if it says that it is the script's.
 Where that folder takes no files, new ones go to one of the user's own, see `runs.usual_folders`; both are read.
 A recipe that was found, and not named with --recipe, is replaced only by one of the same job; another job's gets the
 next number.
@@ -11,6 +12,7 @@ next number.
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import json
 import os
@@ -70,7 +72,24 @@ def hidden_recipes(options: Options) -> list[Path]:
 
 
 def _there(options: Options) -> list[Path]:
-    return [place for place in _looked_for(options) if os.path.isfile(place)]
+    by_name = [place for place in _looked_for(options) if os.path.isfile(place)]
+    return by_name + [place for place in _of_another_folder_name(options) if place not in by_name]
+
+
+def _of_another_folder_name(options: Options) -> list[Path]:
+    """Recipes in the current folder that say that they are the script's, and are named after another folder.
+
+    So it is after the folder was renamed or copied, and in a container that mounts it under another name.
+    """
+    stem = Path(options.script).stem
+    if not options.recipe_name.endswith(f".{stem}{_SUFFIX}"):
+        return []
+    names, found = script_names(options), []
+    for place in sorted(Path().glob(f"*.{glob.escape(stem)}.*autoddp.toml"))[:_MOST]:
+        with contextlib.suppress(RecipeError):
+            if load(place).fits.script in names:
+                found.append(place)
+    return found
 
 
 def is_looked_for(recipe: Path, options: Options) -> bool:

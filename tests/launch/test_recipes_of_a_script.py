@@ -532,6 +532,28 @@ def test_a_checkout_that_moved_is_the_same_job(checkout: Path, monkeypatch: pyte
     assert not plan(str(moved / "a" / "exp" / "train.py")).tune
 
 
+def test_a_folder_with_another_name_has_its_recipes(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was renamed, copied for one job, or mounted as /workspace: each start there tuned anew, without a word."""
+    save(recipe(["train.py"]), "proj.train.autoddp.toml")
+    save(recipe(script="a/exp/train.py"), "exp.train.autoddp.toml")
+    save(recipe(["train.py", "--big"], inputs=("0: float32[9, 16]",)), "proj.train.2.autoddp.toml")
+    Path("bad.train.autoddp.toml").write_text("schema = 1\n")
+    renamed = checkout.rename(checkout.with_name("workspace"))
+    monkeypatch.chdir(renamed)
+    assert plan("train.py").path == Path("proj.train.autoddp.toml")
+    assert plan("train.py", "--big").path == Path("proj.train.2.autoddp.toml")
+    request = parse([*TWO, "train.py"])
+    new = recipe(["train.py"], date="2026-02-02T00:00:00Z")
+    assert place_for(request, new, lambda _: None) == Path("workspace.train.autoddp.toml")
+    save(new, "workspace.train.autoddp.toml")
+    assert plan("train.py").path == Path("workspace.train.autoddp.toml")
+    assert Note(Path("proj.train.autoddp.toml"), request).write(request, "input 0 differs")
+    remove_notes(request)
+    assert not list(Path().glob("*.unfit"))
+    (renamed / "other.py").touch()
+    assert plan("other.py").tune
+
+
 def test_a_script_elsewhere_is_known_by_folder_and_name(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hosts mount a shared file system at other places, and each of them looks at one recipe."""
     monkeypatch.chdir(checkout / "b")
