@@ -227,7 +227,7 @@ def _running(options: Options, mode: Mode, agreement: Agreement, builds_ddp: boo
         address=agreement.network.address,
         everywhere=agreement.network.everywhere,
         is_named=agreement.network.is_named,
-        nodes=agreement.hosts.nodes,
+        nodes=agreement.hosts.left,
     )
 
 

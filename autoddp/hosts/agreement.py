@@ -349,7 +349,7 @@ def _compared_by_all(
         errors, warnings = compared(hosts)
         if place.notices is not None and info.rank == 0:
             # A late host finds the meeting closed, and then reads this. No host closes it before `choose` ends.
-            place.notices.plan(Plan(mine.plan, mine.reads, job and not errors))
+            place.notices.plan(Plan(mine.plan, mine.reads, job and not errors, ", ".join(names)))
         here = places_here(torchrun.local_addr, may_have_gpus(os.environ))
         choice = choose(meeting.exchange, info.rank, labels(hosts), here, measures)
         place.handler.shutdown()

@@ -29,6 +29,14 @@ class Plan(Struct, frozen=True):
     """The plan for people."""
     job: bool = False
     """Whether a job follows which further hosts may join."""
+    hosts: str = ""
+    """The names of those that have met. One may be there twice: its command was started twice."""
+
+    @property
+    def told(self) -> str:
+        """The plan and the hosts in brackets, or nothing where neither is known."""
+        parts = [*filter(None, (self.reads, f"on {self.hosts}" if self.hosts else ""))]
+        return f" ({'; '.join(parts)})" if parts else ""
 
 
 class Running(Struct, frozen=True):
@@ -84,22 +92,21 @@ class Notices:
         try:
             plan = decode(self._board.get(self._plan), Plan) if self._board.check([self._plan]) else Plan()
             if not plan.job:
-                raise UsageError(_without_this_host(plan.reads))
+                raise UsageError(_without_this_host(plan))
             due = 0.0
             for waited in polls(math.inf, _EVERY):
                 if self._board.check([self._running]):
                     break
                 if waited >= due:
                     due = waited + _AGAIN
-                    say(f"the other hosts have begun already ({plan.reads}): joining them when the job is launched")
+                    say(f"the other hosts have begun already{plan.told}: joining them when the job is launched")
             return plan, decode(self._board.get(self._running), Running)
         except (RuntimeError, ValueError) as error:
             raise HostLost(f"the job that this host was about to join has ended ({first_line(error)})") from None
 
 
-def _without_this_host(reads: str) -> str:
-    doing = f" ({reads})" if reads else ""
-    return f"the other hosts have begun already{doing}, and no host can join them now: start all hosts together"
+def _without_this_host(plan: Plan) -> str:
+    return f"the other hosts have begun already{plan.told}, and no host can join them now: start all hosts together"
 
 
 def cannot_join(backend: str) -> UsageError:

@@ -87,6 +87,7 @@ class Hosts:
     ahead: float = 0.0
     """Seconds by which this host's clock is ahead of the first host's; 0.0 where they agree, as far as is known."""
     _ended_elsewhere_at: float = 0.0
+    _lost: int = 0
 
     def __post_init__(self) -> None:
         if self.store is not None:
@@ -96,6 +97,11 @@ class Hosts:
     def several(self) -> bool:
         """Whether there are others."""
         return self.nodes > 1
+
+    @property
+    def left(self) -> int:
+        """With how many hosts the job starts: those that were lost in tuning take no part."""
+        return self.nodes - self._lost
 
     @cached_property
     def _presence(self) -> Presence:
@@ -265,8 +271,9 @@ class Hosts:
         self.until_all_have_read(decided.without)
         if self.rank in decided.without:
             raise HostLost("the other hosts had not heard of this one for too long, and go on without it")
+        self._lost = len(decided.without)
         needed = self.fewest or self.nodes
-        if self.nodes - len(decided.without) < needed:
+        if self.left < needed:
             raise HostLost(f"{decided.why}; the job needs {needed} hosts, and no job is started")
         if decided.why:
             say(f"warning: the recipe is not used: {decided.why}")

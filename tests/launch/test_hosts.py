@@ -244,6 +244,7 @@ def test_a_host_that_the_job_can_spare_costs_the_recipe_and_may_not_come_back() 
     )
     assert found == [("", True)] * 2
     assert sum("the recipe is not used: host1 has not been heard of" in line for line in said) == 2
+    assert [three[0].left, three[2].left] == [2, 2]  # a host that comes later reads how many take part
     del three[1].__dict__["_presence"]  # it goes on, and knows nothing of this
     assert "the other hosts had not heard of this one for too long" in lost_hosts(three[1])
 
