@@ -70,6 +70,8 @@ SHORT_CELLS = (
     ("flat later", RECIPE, "view"),
     ("one flat gradient", RECIPE, "view"),
     ("other memory", RECIPE, "view"),
+    ("kept by DLPack later", RECIPE, "view"),
+    ("kept by a graph later", RECIPE, "view"),
     ("noise scale", RECIPE, "defer 2"),
     ("noise scale", RECIPE, "steps 4 view"),
     ("new objects", RECIPE, "powersgd"),

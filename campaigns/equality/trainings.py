@@ -587,6 +587,23 @@ def last_gradient(rank: int) -> list[nn.Module]:
     return [model]
 
 
+def rate_by_graph(rank: int) -> list[nn.Module]:
+    """The learning rate is trained too, by a graph that holds the gradients of the step before; later on alone."""
+    model = DDP(network())
+    optimizer, parameters = sgd(model), list(model.parameters())
+    rate, change = torch.tensor(0.05, requires_grad=True), torch.tensor(0.0, requires_grad=True)
+    for step, batch in enumerate(batches(rank, STEPS)):
+        optimizer.zero_grad()
+        loss(model(batch[0]), batch).backward()
+        if step > TURN:
+            change.backward()
+        if step >= TURN:
+            change = torch.stack([(p.grad * rate).square().sum() for p in parameters]).sum()
+            optimizer.param_groups[0]["lr"] = 0.05 / (1 + float(0 if rate.grad is None else rate.grad))
+        optimizer.step()
+    return [model]
+
+
 def noise_scale(rank: int) -> list[nn.Module]:
     """The learning rate depends on a gradient that is read and cleared before that of the step is made."""
     model = DDP(network())
@@ -1155,6 +1172,8 @@ TRAININGS: dict[str, Training] = {
     "kept zeros": lambda rank: surgery(rank, lambda p: p.grad.clone(), zeroes=True),
     "kept later": lambda rank: surgery(rank, lambda p: p.grad, begins=TURN),
     "flat later": lambda rank: surgery(rank, lambda p: p.grad.view(-1), begins=TURN),
+    "kept by DLPack later": lambda rank: surgery(rank, lambda p: torch.from_dlpack(p.grad), begins=TURN),
+    "kept by a graph later": rate_by_graph,
     "last gradient": last_gradient,
     "noise scale": noise_scale,
     "one flat gradient": one_flat_gradient,

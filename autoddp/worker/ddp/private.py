@@ -323,6 +323,15 @@ def version_of(tensor: torch.Tensor) -> int:
     return int(tensor._version)
 
 
+def same_version_again(tensor: torch.Tensor) -> Callable[[], object]:
+    """A function that gives `tensor` the version that it has now, however often it is written to until then.
+
+    What an autograd graph holds must have the version with which it was saved. torch has no public name for it.
+    """
+    version = torch.autograd._unsafe_preserve_version_counter(tensor)  # type: ignore[attr-defined]
+    return lambda: version.__exit__(None, None, None)
+
+
 def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """The tensor of which `tensor` is a part or another shape, as a gradient is of its bucket; None for any other.
 
@@ -334,6 +343,15 @@ def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
 def uses_of(storage: torch.UntypedStorage) -> int:
     """How many tensors and objects of Python hold this storage: `storage` itself is one. torch has no other name."""
     return int(torch._C._storage_Use_Count(storage._cdata))
+
+
+def holders_of(tensor: torch.Tensor) -> int:
+    """How many hold this tensor in C++, all references of Python counting as one; 0 where torch does not tell.
+
+    An autograd graph holds what it needs for its backward pass in this way alone, and so does DLPack.
+    """
+    count = getattr(tensor, "_use_count", None)
+    return 0 if count is None else int(count())
 
 
 def queue_callback(call: Callable[[], None]) -> None:

@@ -28,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from autoddp.knobs.ddp_arguments import GRADIENT_AS_BUCKET_VIEW, KEEPS_GRADIENTS
 from autoddp.worker.ddp.backward import after_this_backward, when_backward_begins
 from autoddp.worker.ddp.handlers import DdpEvents
-from autoddp.worker.ddp.private import base_of, has_final_buckets, uses_of, version_of
+from autoddp.worker.ddp.private import base_of, has_final_buckets, holders_of, same_version_again, uses_of, version_of
 from autoddp.worker.ddp.wrapped import Wrapped
 from autoddp.worker.gradients.switch import ReductionSwitch
 from autoddp.worker.process.heartbeat import no_frame_is_held
@@ -125,12 +125,15 @@ class _Watched:
         """The gradient of each parameter when the present pass began."""
         self.versions: list[int | None] = []
         """The version of each gradient in `before`, when the present pass began."""
-        self.saved: list[tuple[torch.Tensor, torch.Tensor]] = []
-        """Tensors in the buckets that the script keeps, and what they held when the present pass began."""
+        self.saved: list[tuple[torch.Tensor, torch.Tensor, Callable[[], object]]] = []
+        """Tensors in the buckets that the script keeps, what they held when the present pass began, and what gives
+        them the version of that moment."""
         # Weak, because strong ones would keep the first buckets, which DDP replaces after the first pass.
         self._views: list[weakref.ref[torch.Tensor]] = []
         self._places: list[_Place] = []
         """The place of each of these in its bucket."""
+        self._holders = 0
+        """How many hold each of these where it is no gradient and the script does not hold it."""
         self._storages: list[tuple[weakref.ref[torch.UntypedStorage], int]] = []
 
     def forget_pass(self) -> None:
@@ -156,10 +159,16 @@ class _Watched:
         with no_frame_is_held():
             counts = list(map(sys.getrefcount, views))
             has_aliases = any(uses > least for uses, least in self._uses())
-        if not has_aliases and sum(counts) <= ordinary * len(counts):
+        holders = list(map(holders_of, views))
+        are_few = sum(counts) <= ordinary * len(counts) and sum(holders) <= self._holders * len(holders)
+        if are_few and not has_aliases:
             return []
         present = {id(p.grad) for p in self.parameters}
-        held = [view for view, count in zip(views, counts, strict=True) if has_aliases or count > ordinary]
+        held = [
+            view
+            for view, count, by in zip(views, counts, holders, strict=True)
+            if has_aliases or count > ordinary or by > self._holders
+        ]
         # While a tensor is the gradient, each pass adds to it also without the knob.
         return [view for view in held if id(view) not in present]
 
@@ -195,15 +204,18 @@ class _Watched:
         self._places = [
             _Place(part.data_ptr(), part.size(), part.stride(), int(part.storage_offset())) for part in parts
         ]
+        self._holders = max(0, min(map(holders_of, parts), default=0) - 1)  # each is a gradient now
         storages = {storage.data_ptr(): storage for storage in (part.untyped_storage() for part in parts)}
-        self._storages = [(weakref.ref(storage), uses_of(storage)) for storage in storages.values()]
+        self._storages = [(weakref.ref(storage), sys.maxsize) for storage in storages.values()]
+        storages.clear()  # else it would count
+        self._storages = [(of, uses) for (of, _), (uses, _) in zip(self._storages, self._uses(), strict=True)]
 
     def _uses(self) -> Iterator[tuple[int, int]]:
-        """Uses now, and the fewest so far, of each storage that is still there."""
+        """Uses now, and the fewest so far, of each storage that is still there. The script may hold it by itself."""
         for reference, least in self._storages:
             storage = reference()
             if storage is not None:
-                yield uses_of(storage), least
+                yield uses_of(storage) + sys.getrefcount(storage), least
 
 
 class BucketViews(DdpEvents):
@@ -269,7 +281,7 @@ class BucketViews(DdpEvents):
         kept = one.kept()
         if kept:
             self._give_copies(one)
-            one.saved = [(view, view.clone()) for view in kept]
+            one.saved = [(view, view.clone(), same_version_again(view)) for view in kept]
         one.begins()
         after_this_backward(lambda: self._ended(one))
 
@@ -286,8 +298,9 @@ class BucketViews(DdpEvents):
             return
         for p in (one.parameters[n] for n in new if one.reduces):
             p.grad = None if p.grad is None else p.grad.clone()
-        for kept, content in one.saved:
+        for kept, content, restore_version in one.saved:
             kept.copy_(content)
+            restore_version()
         one.saved = []
 
     @torch.no_grad()
