@@ -7,7 +7,8 @@ attempt's upper layers begin. A cache is
     what lies below a path named by a variable such as TORCHINDUCTOR_CACHE_DIR, HF_HOME, XDG_CACHE_HOME, CUDA_CACHE_PATH
     a folder in the temporary folder that is named after data or a compiler, unless it holds checkpoints
 
-A folder in which the script works is none, whatever it is called: what it has written there is its output.
+A folder in which the script works is none, whatever it is called: what it has written there is its output. Locks are
+not kept: an attempt is killed, and nobody is left to remove what it held.
 
 The real files stay as they are: nothing of a cache survives the study.
 """
@@ -26,6 +27,7 @@ from autoddp.isolation.overlay import Layers
 _VARIABLE = re.compile(r"CACHE|^(HF_HOME|TORCH_HOME|TORCH_EXTENSIONS_DIR|MPLCONFIGDIR|KERAS_HOME|NLTK_DATA)$")
 _IN_HOME = (".cache", ".nv", ".triton", ".keras", ".torch")
 _CHECKPOINT = re.compile(r"\.(pt|pth|ckpt|safetensors|distcp|bin)$|checkpoint|snapshot", re.IGNORECASE)
+_LOCK = re.compile(r"(^|[^a-z])lock$", re.IGNORECASE)
 _IN_TEMPORARY = re.compile(
     r"^(torchinductor|torch_extensions|triton)|(^|[^a-z])(data|datasets?)([^a-z]|$)", re.IGNORECASE
 )
@@ -47,7 +49,9 @@ def keep_caches(layers: Layers, environment: Mapping[str, str], working: Sequenc
             covered = os.fsdecode(file.read())
         upper, kept = os.path.join(base, "upper"), os.path.join(layers.kept, layers.name_of(covered))
         for found in list(_caches(upper, covered, roots, working)):
-            _move(upper, os.path.relpath(found, upper), kept)
+            _remove_locks(found)
+            if os.path.lexists(found):
+                _move(upper, os.path.relpath(found, upper), kept)
 
 
 def _cache_roots(environment: Mapping[str, str]) -> list[str]:
@@ -92,6 +96,19 @@ def _works_in(path: str, working: Sequence[str]) -> bool:
 
 def _holds_checkpoints(folder: str) -> bool:
     return any(_CHECKPOINT.search(name) for _, folders, files in os.walk(folder) for name in (*folders, *files))
+
+
+def _remove_locks(cache: str) -> None:
+    """Remove locks that are files or empty folders, such as the `lock` of torch.utils.cpp_extension.
+
+    The next attempt would wait for them. Locks of the kernel (fcntl, flock) have such files too, which are made anew.
+    """
+    walk = os.walk(cache, topdown=False)
+    below = [os.path.join(place, name) for place, folders, files in walk for name in (*folders, *files)]
+    for path in (*below, cache):
+        if _LOCK.search(os.path.basename(path)):
+            with contextlib.suppress(OSError):
+                (os.rmdir if _is_folder(path) else os.unlink)(path)
 
 
 def _move(upper: str, relative: str, kept: str) -> None:

@@ -42,6 +42,17 @@ CASES: dict[str, tuple[list[str], dict[str, str], list[str], list[str]]] = {
     "an argument names an output below one": ([*USUAL, "/disk/cache/run7"], {}, [], ["/disk/cache/run7/last.pt"]),
     "an argument names a cache": ([*USUAL, "/disk/cache"], {}, ["/disk/cache/x"], []),
     "a variable names a cache": (USUAL, {"HF_HOME": "/disk/hf"}, ["/disk/hf/hub/x"], []),
+    "locks that nobody is left to remove": (
+        USUAL,
+        {},
+        ["/home/u/.cache/torch_extensions/py/ext/ext.so", "/home/u/.cache/block", "/home/u/.cache/lock.mdb"],
+        [
+            "/home/u/.cache/torch_extensions/py/ext/lock",
+            "/home/u/.cache/fonts/.matplotlib-lock",
+            "/home/u/.cache/hub/x.LOCK",
+            "/home/u/cache.lock",
+        ],
+    ),
     "temporary folders": (
         USUAL,
         {},
