@@ -161,7 +161,7 @@ def prepare(options: Options, began: float) -> Job | None:
 
             preparation = until_tuned.enter_context(prepared(options))
         if mode.tune or _meets(mode):
-            until_tuned.enter_context(awaiting("what comes before the job"))
+            until_tuned.enter_context(awaiting(lambda: "still preparing the job"))
         agreement = _agreement(options, mode)
         network = agreement.network if agreement is not None else Network()
         builds_ddp = True
@@ -236,7 +236,9 @@ def _show(options: Options, mode: Mode) -> None:
         study = options.study
         trials = f"{study.trials} trial{'s' * (study.trials != 1)}"
         what = f"{trials}, up to rung {study.allowed}, then write {options.recipe_path}"
-        show(printable(f"would tune: {what}"))
+        is_taken = options.recipe is None and os.path.lexists(options.recipe_path)
+        other = ", or under the next free number if that is another job's" if is_taken else ""
+        show(printable(f"would tune: {what}{other}"))
     variables = " ".join(f"{name}={value!r}" for name, value in mode.variables.items())
     words = [options.script, *without_secrets(options.torchrun.training_script_args)]
     if not options.tune_only:

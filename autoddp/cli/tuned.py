@@ -95,6 +95,8 @@ class Results:
         self.observer.close()
         if kind is not None and self._outcome is not None:
             self._write_summary(summary(self._outcome, {}, "") | {"recipe_text": ""})
+            if self._folder.path.is_dir():
+                say(f"what was measured is in {self._folder.path}; the next start of the same job goes on with it")
 
     def recipe(self, outcome: Outcome, inputs: tuple[str, ...]) -> str:
         """The recipe's text; "" where too little was measured to decide, so that the next start tunes again."""

@@ -423,8 +423,9 @@ class _Saved:
         mode = Mode(False, self.several_nodes, self.recipe, self.path, chosen)
         means = larger_batch(mode.configuration.steps_per_update)
         set_to = " ".join(f"{name}={value}" for name, value in sorted(mode.variables.items()))
-        settings = str(mode.configuration) if mode.configuration or not set_to else f"with {set_to}"
-        return replace(mode, says=f"recipe {self.path}: launching {settings}{means}")
+        of_ddp = mode.configuration.without_variables
+        settings = [*([str(of_ddp)] if of_ddp or not set_to else []), *([f"with {set_to}"] if set_to else [])]
+        return replace(mode, says=f"recipe {self.path}: launching {', '.join(settings)}{means}")
 
     @cached_property
     def elsewhere(self) -> list[str]:

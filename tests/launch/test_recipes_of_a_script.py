@@ -106,6 +106,13 @@ def test_what_a_launch_with_a_recipe_does_not_do_is_said() -> None:
     assert plan("--accumulate-up-to", "1", "train.py").says == launching
 
 
+def test_what_is_launched_is_told_with_its_variables() -> None:
+    """Beside settings of DDP, those that a process reads when it starts were not told."""
+    made = replace(recipe(), env={"OMP_NUM_THREADS": "1"})
+    save(made, "proj.train.autoddp.toml")
+    assert plan("train.py").says.endswith(": launching bucket_cap_mb=50.0, with OMP_NUM_THREADS=1")
+
+
 def test_a_named_recipe_without_trials_is_not_left_out_without_a_word() -> None:
     """`--trials 0 --recipe FILE` may mean: launch with it, and try nothing. autoddp is torchrun then."""
     save(recipe(), "proj.train.autoddp.toml")
@@ -614,6 +621,7 @@ def test_a_job_that_is_not_the_recipes_runs_as_written(tmp_path: Path) -> None:
     ]
     dry = start(AUTODDP, folder, ["--dry-run", *words]).wait()
     assert "would tune: 20 trials" in dry.stdout
+    assert "or under the next free number if that is another job's\n" in dry.stdout
     assert "would launch: " in dry.stdout
     said = dry.stdout
     dry = start(AUTODDP, folder, ["--dry-run", "--tune-only", *words]).wait()

@@ -80,6 +80,7 @@ def test_one_signal(moment, number, code, tmp_path):
         (summary,) = launch.folder.glob(".autoddp/2*/summary.json")
         assert len(json.loads(summary.read_text())["trials"]) >= 1
         assert summary.with_name("report.html").exists()
+        assert launch.stderr.endswith(f"{summary.parent}; the next start of the same job goes on with it\n")
 
 
 @pytest.mark.parametrize("moment", [whole("start-up"), whole("baseline"), "trial"])
