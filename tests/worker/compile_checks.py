@@ -23,7 +23,8 @@ REPLAYED = Configuration({"gradient_as_bucket_view": True, "cuda_graphs": "reduc
 
 def checks(rank: int) -> dict[str, Any]:
     """All of them in one process: torch.compile takes long to be imported. What is compiled needs no other rank."""
-    return {"ways": ways(), "pieces": pieces(rank), "replayed": replayed(rank), "refused": refused(rank)}
+    found = {"ways": ways(), "traced": traced()}
+    return {**found, "pieces": pieces(rank), "replayed": replayed(rank), "refused": refused(rank)}
 
 
 def ways() -> dict[str, tuple[bool, bool]]:
@@ -42,6 +43,26 @@ def ways() -> dict[str, tuple[bool, bool]]:
     models["method"].compile(backend="eager")
     around(torch.ones(1, 4))
     return {name: (w.is_compiled, w.is_compiled_inside) for name, w in zip(models, patch.alive(), strict=True)}
+
+
+class _Handler(DdpEvents):
+    def returned(self, ddp: DDP, what: Any) -> Any:
+        return what + 0
+
+
+def traced() -> list[str]:
+    """The files of which torch.compile traces something, where a script compiles the DDP object itself."""
+    patch = Patch()
+    patch.events = _Handler()
+    patch.install()
+    torch.compiler.reset()  # what was traced before is not traced again
+    files: list[str] = []
+    hook = torch._dynamo.convert_frame.register_bytecode_hook(lambda code, _: files.append(code.co_filename))
+    model = torch.compile(DDP(nn.Linear(4, 4)), backend="eager")
+    for _ in range(2):
+        model(torch.ones(1, 4)).sum().backward()
+    hook.remove()
+    return files
 
 
 class _Events(DdpEvents):

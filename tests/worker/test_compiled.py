@@ -24,6 +24,13 @@ def test_compiled_is_compiled_however_it_was_done(ranks: Ranks) -> None:
     assert [rank["ways"] for rank in ranks] == [expected] * len(ranks)
 
 
+def test_what_autoddp_does_beside_the_forward_pass_is_not_compiled(ranks: Ranks) -> None:
+    """It would take seconds, print warnings of torch's, and run functions with a cache again."""
+    for traced in (rank["traced"] for rank in ranks):
+        assert any("torch" in file for file in traced)
+        assert not [file for file in traced if file.endswith("compile_checks.py")]  # the handler's
+
+
 def test_a_compiled_model_is_cut_where_its_buckets_end(ranks: Ranks) -> None:
     """Four MiB: as written a first piece and the rest; whole; a first and two more. A hook cuts nothing anew."""
     for pieces in (rank["pieces"] for rank in ranks):

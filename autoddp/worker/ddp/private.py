@@ -88,18 +88,21 @@ def ask_before_preparing(may_reduce: Callable[[Any], bool]) -> None:
 
 
 def _wrapped_by(wrap: Callable[[Method], Method], method: Method) -> Method:
-    return skipped_by_dynamo(functools.wraps(method)(wrap(method)))
+    return skipped_by_dynamo(functools.wraps(method)(wrap(method)), with_all_inside=True)
 
 
-def skipped_by_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
+def skipped_by_dynamo(function: Callable[..., Any], with_all_inside: bool = False) -> Callable[..., Any]:
     """`function`, which torch.compile skips. It skips DDP's file, and has to skip our wrappers of DDP's methods too.
+
+    `with_all_inside`: it also skips what the function calls. Else it would compile each handler of DDP's events, which
+    takes seconds, prints warnings, and runs functions with a cache again.
 
     `functools.wraps` copies what an earlier wrapper of the method has, also the attribute by which torch 2.7 and 2.8
     find the function to skip: they would give back that wrapper's, and leave this one out.
     """
     vars(function).pop("_torchdynamo_orig_callable", None)
     disable = cast("Callable[..., Any]", torch.compiler.disable)
-    return cast("Callable[..., Any]", disable(function, recursive=False))
+    return cast("Callable[..., Any]", disable(function, recursive=with_all_inside))
 
 
 @contextlib.contextmanager
