@@ -1242,8 +1242,12 @@ def test_a_result_that_is_used_before_a_group_is_made_is_not_used_later(share: f
     assert bool(list(CAUSES["blocking_collectives"].suspect(job))) is found
 
 
-def test_groups_that_are_made_in_each_step() -> None:
-    """They are made again in the replay, one after another in one place; without the cause the first one stays."""
+@pytest.mark.parametrize("more", [0, 1])
+def test_groups_that_are_made_in_each_step(more: int) -> None:
+    """They are made again in the replay, one after another in one place; without the cause the first one stays.
+
+    The script may be ended where one rank is through with `more` of them than the other.
+    """
     new, members = place(20, "new_group", "new_group", None), (0, 1)
     of_ranks: list[list[Call]] = [[], []]
     now = 1.0
@@ -1254,7 +1258,8 @@ def test_groups_that_are_made_in_each_step() -> None:
             calls.append(replace(call(new, number, now, 4e-3), returned=now + 4e-3, wait_began=now + 4e-3))
             calls.append(call(place(21, group=mine), 0, now + 6e-3, 1e-3))  # 2 ms later: the group before was freed
         now += 5e-3
-    events = {number: Group(members, f"group {number}") for number in range(60)}
+    of_ranks[0] += [replace(call(new, 60, now, 4e-3), returned=now + 4e-3, wait_began=now + 4e-3)] * more
+    events = {number: Group(members, f"group {number}") for number in range(60 + more)}
     unknown = dict.fromkeys(events, Group(()))
     both = [replace(process(rank, calls), group_events=[events, unknown][rank]) for rank, calls in enumerate(of_ranks)]
     recording = Recording(tuple(both))

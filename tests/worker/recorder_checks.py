@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from python_group import Call, PythonGroup, perform
+from torch.distributed.device_mesh import init_device_mesh
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from autoddp import codec
@@ -111,6 +112,7 @@ def checks(rank: int) -> dict[str, Any]:
         if rank == 1:
             time.sleep(5 * LATE)  # far more than a call takes where both ranks wait for a core
         dist.all_reduce(torch.ones(1000))
+    init_device_mesh("cpu", (2, 1))
     _used_later(recorder, folder)
     threads, made = _threads_in_turns(recorder, folder)
     recorder.on = False
@@ -131,6 +133,7 @@ def checks(rank: int) -> dict[str, Any]:
             for one in mine.calls
             if one.place.is_for_objects
         ],
+        "groups": [one.place.line for one in mine.calls if one.place.method == "new_group"],
         "tried": len(mine.tried),
         "is_left": "tolist" in vars(torch.Tensor) or _get_current_dispatch_mode() is not None,
         "alike": [_plain(one) for one in as_written] == [_plain(one) for one in seen],

@@ -90,6 +90,12 @@ def test_a_function_for_objects_is_seen_as_a_whole(ranks: list[dict[str, Any]]) 
         assert all(began < at < ended for at in parts)
 
 
+def test_a_group_is_seen_whoever_makes_it(ranks: list[dict[str, Any]]) -> None:
+    """A mesh of devices makes its groups by a name of its own for torch's function."""
+    for rank in ranks:
+        assert set(rank["groups"]) == {_line_of("dist.new_group("), _line_of("init_device_mesh(")}
+
+
 def test_who_is_late_and_who_waits(ranks: list[dict[str, Any]]) -> None:
     rows = {row["line"]: row for row in ranks[0]["rows"]}
     late = rows[_line_of("torch.ones(1000)")]

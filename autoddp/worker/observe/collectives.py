@@ -22,9 +22,10 @@ from __future__ import annotations
 
 import functools
 import re
+import sys
 import time
 from collections.abc import Callable
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any, Protocol
 
 import torch.distributed as dist
@@ -120,8 +121,8 @@ class Collectives:
             # By the name first: torch warns of some of its objects where they are looked at.
             if (name in WITH_GROUPS or for_objects) and isinstance(function, FunctionType):
                 patched = self._noting(name, function, for_objects)
-                setattr(dist.distributed_c10d, name, patched)
-                setattr(dist, name, patched)
+                for module in _modules_that_have(name, function):
+                    setattr(module, name, patched)
 
     def _starting(self, name: str, original: Any, waits: bool = False) -> Callable[..., Any]:
         clock = time.perf_counter
@@ -202,6 +203,12 @@ class Collectives:
         """The wait has ended that has interrupted this."""
         if stage is not None:
             self.ends(stage)
+
+
+def _modules_that_have(name: str, function: Any) -> list[ModuleType]:
+    """Modules of torch.distributed that have it by its own name, as that of `DeviceMesh`, which makes groups by it."""
+    modules = [one for named, one in [*sys.modules.items()] if f"{named}.".startswith("torch.distributed.")]
+    return [one for one in modules if isinstance(one, ModuleType) and vars(one).get(name) is function]
 
 
 def _blocks(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

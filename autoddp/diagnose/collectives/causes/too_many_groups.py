@@ -41,7 +41,8 @@ class TooManyGroups(Cause):
                 seconds = took
                 places = sum(one.count for one in making.values())
                 pile_up = making == with_groups
-                where = max(making, key=lambda place: making[place].seconds).where  # another line may be of the start
+                place = max(making, key=lambda place: making[place].seconds)  # another line may be of the start
+                where = place.where
         if not seconds or seconds < _SHARE * job.recording.seconds or count < _FEWEST:
             return
         seen = (
@@ -51,11 +52,16 @@ class TooManyGroups(Cause):
         if pile_up:
             seen += "; none is destroyed, so they pile up, which costs more the longer the job runs"
         once = _made_once(job.script) if job.script is not None else None
+        keeps = (
+            f"make the group once, before the loop, and keep it: group = dist.new_group({list(ranks)}, …) "
+            "with the other arguments that it has now, such as its backend, by all ranks that make it now"
+        )
+        if place.by:  # as in a mesh of devices
+            keeps = "make once, before the loop, what torch makes these groups for, and keep it"
         yield Suspicion(
             self.name,
             seen,
-            f"{where}: make the group once, before the loop, and keep it: group = dist.new_group({list(ranks)}, …) "
-            "with the other arguments that it has now, such as its backend, by all ranks that make it now",
+            f"{where}: {keeps}",
             guess=seconds / job.recording.seconds * job.step,
             # What is done again has few groups. No rank waits in `new_group` for ranks that are later than all others.
             least=min(in_making) / job.recording.seconds * job.step if pile_up else 0.0,
