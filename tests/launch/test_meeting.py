@@ -13,6 +13,7 @@ from torch.distributed import HashStore
 from autoddp.errors import UsageError
 from autoddp.network import gathering
 from autoddp.network.gathering import Arrivals, Endpoint, wait_for_answer
+from autoddp.torchrun.meetings import end_in_silence
 
 
 def test_an_unknown_rendezvous_is_one_line(tmp_path):
@@ -36,6 +37,24 @@ def test_a_signal_while_hosts_gather_for_a_recipe_is_one_line(tmp_path):
     assert launch.wait().returncode == 130
     assert launch.stderr.splitlines()[-1] == "autoddp: SIGINT: no job is started"
     assert "Traceback" not in launch.stderr
+
+
+def test_what_a_link_has_lost_is_sent_again_soon():
+    """After a minute without a link the kernel would wait for as long again, and the host be given up meanwhile."""
+    option, place = (socket.IPPROTO_TCP, 44), Endpoint("--rdzv-endpoint", "127.0.0.1", int(free_port()))
+    with (
+        socket.create_server((place.host, place.port)) as store,
+        socket.create_connection((place.host, place.port)) as one,
+    ):
+        try:
+            one.getsockopt(*option)
+        except OSError:
+            pytest.skip("this kernel cannot be told so")
+        end_in_silence(place)
+        with store.accept()[0], socket.create_connection((place.host, place.port)), store.accept()[0] as later:
+            assert [end.getsockopt(*option) for end in (store, one, later)] == [10_000] * 3
+            ends_after = (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+            assert [end.getsockopt(*ends_after) for end in (one, later)] == [120_000] * 2
 
 
 def test_an_endpoint_that_answers_no_more_is_told_while_hosts_gather(monkeypatch):
