@@ -22,7 +22,7 @@ from autoddp.commandline.mode import Mode, choose, for_hosts
 from autoddp.commandline.options import Options, help_text, parse
 from autoddp.commandline.place import require_master
 from autoddp.commandline.project import from_project
-from autoddp.commandline.script import is_command, require_current_folder, require_script, script_digest
+from autoddp.commandline.script import come_back_to, is_command, require_current_folder, require_script, script_digest
 from autoddp.commandline.secret_words import without_secrets
 from autoddp.errors import AutoddpError
 from autoddp.hosts.late_hosts import Running
@@ -172,11 +172,14 @@ def prepare(options: Options, began: float) -> Job | None:
             mode = joined(options, mode, *agreement.joins, previous)
         elif mode.tune:
             hosts = agreement.hosts if agreement is not None else Hosts()
+            here = os.getcwd()
             with environment_with(network.variables):
                 with Results(options, preparation.folder, network) as results:
                     kind = Tuning if options.study.objective is None else ObjectiveTuning
                     tuning = kind(options, preparation, hosts, results, network.together, began=began)
                     tuned = tuning.run()
+                if line := come_back_to(here):
+                    tell(line)
                 mode, builds_ddp = results.mode(mode, tuned), tuned.built_ddp
             if (changed := changed_since(tuning.job)) and not options.tune_only:
                 tell(f"warning: changed while it was tuned: {', '.join(changed)}; the job runs what is there now")

@@ -68,6 +68,22 @@ def require_current_folder() -> None:
         raise UsageError(f"the current folder is not there any more ({error.strerror}): cd to it again") from None
 
 
+def come_back_to(folder: str) -> str:
+    """Go to the folder that is at this path now, if the current one was removed meanwhile; a line for the user, or "".
+
+    Whoever copies a project anew, as by `rsync` or git, may have made it again. Without one torch can be imported by no
+    process that starts here.
+    """
+    try:
+        os.getcwd()
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.chdir(folder)
+            return "the current folder was removed meanwhile and made again: the job starts in the new one"
+        return "warning: the current folder was removed meanwhile, and torch cannot be imported there"
+    return ""
+
+
 def require_script(torchrun: argparse.Namespace) -> None:
     """UsageError if there is nothing to run under that name."""
     script = torchrun.training_script

@@ -266,6 +266,38 @@ def test_a_current_folder_that_is_removed_while_torch_is_imported(tmp_path: Path
     )
 
 
+VANISHES_IN_TUNING = """
+import os, shutil, sys
+from autoddp.attempts import objective, tune
+from autoddp.cli import main
+
+def run(tuning):
+    here = os.getcwd()
+    os.rename(here, here + ".old")
+    shutil.rmtree(here + ".old")
+    if sys.argv.pop() == "again":
+        os.mkdir(here)
+    return tune.Tuned(why="it is not what is tested here")
+
+objective.ObjectiveTuning.run = tune.Tuning.run = run
+main.main()
+"""
+
+
+@pytest.mark.parametrize("then", ["again", "never"])
+def test_a_current_folder_that_is_removed_in_tuning(tmp_path: Path, then: str) -> None:
+    """The job starts in the folder that is at its path by then; without one it starts as torchrun would there."""
+    script, folder = tmp_path / "train.py", tmp_path / "here"
+    script.write_text("import os\ntry:\n    print(os.getcwd())\nexcept OSError:\n    print('nowhere')\n")
+    folder.mkdir()
+    words = ["-c", VANISHES_IN_TUNING, "--nproc-per-node", "1", "--objective", "steps", str(script), then]
+    done = forks.run(words, cwd=folder, env=environment())
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{folder if then == 'again' else 'nowhere'}\n"
+    assert ("made again: the job starts in the new one" in done.stderr) == (then == "again")
+    assert ("torch cannot be imported there" in done.stderr) == (then == "never")
+
+
 @pytest.mark.parametrize("words", [whole("--trails 20 train.py"), "--recipe key.toml train.py"])
 def test_all_entries_speak_alike(folder: Path, words: str) -> None:
     installed = (
