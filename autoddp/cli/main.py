@@ -22,12 +22,13 @@ from autoddp.commandline.mode import Mode, choose, for_hosts
 from autoddp.commandline.options import Options, help_text, parse
 from autoddp.commandline.place import require_master
 from autoddp.commandline.project import from_project
+from autoddp.commandline.rank_count import set_one
 from autoddp.commandline.script import come_back_to, is_command, require_current_folder, require_script, script_digest
 from autoddp.commandline.secret_words import without_secrets
 from autoddp.errors import AutoddpError
 from autoddp.hosts.late_hosts import Running
 from autoddp.hosts.together import Hosts
-from autoddp.log import OutputLost, printable, show, show_exactly, tell, tell_wrapped
+from autoddp.log import OutputLost, get_logger, printable, show, show_exactly, tell, tell_wrapped
 from autoddp.network.own_network import Network
 from autoddp.processes.signals import signals_end_tuning
 from autoddp.processes.silence import awaiting
@@ -38,6 +39,9 @@ from autoddp.wire.worker_config import require_injection
 
 if TYPE_CHECKING:
     from autoddp.hosts.agreement import Agreement
+
+
+logger = get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -148,6 +152,24 @@ def prepare(options: Options, began: float) -> Job | None:
     if options.dry_run:
         _show(options, mode)
         return None
+    try:
+        return _decided(options, mode, began)
+    except Exception as error:
+        # Such as a limit of this user's on memory or threads, which may be enough for the job. Of several hosts one
+        # alone must not launch something else.
+        is_told = isinstance(error, (AutoddpError, OutputLost))
+        if is_told or not mode.tune or mode.several_nodes or options.tune_only:
+            raise
+        require_current_folder()
+        logger.exception("tuning failed")
+        tell(f"warning: not tuned, launching as written: tuning itself failed: {error!r}")
+        if not options.ranks_given:
+            tell(set_one(options.torchrun, is_known=False))
+        return Job(options, job_environment(options, mode.as_written, Network()))
+
+
+def _decided(options: Options, mode: Mode, began: float) -> Job | None:
+    """What `prepare` returns, once tuning or the meeting of the hosts, if there is one, has decided it."""
     with contextlib.ExitStack() as until_tuned:
         if mode.tune or _meets(mode):
             says = f"{'tuning ends, ' if mode.tune else ''}no job is started"

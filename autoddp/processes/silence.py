@@ -58,7 +58,10 @@ class _Speaker:
                 self._over = threading.Event()
                 name, arguments = "autoddp-words", (self._over,)
                 self._thread = threading.Thread(target=self._speak, args=arguments, name=name, daemon=True)
-                self._thread.start()
+                try:
+                    self._thread.start()
+                except RuntimeError:  # a limit of this user's on memory or threads: the wait itself needs none
+                    self._thread = threading.current_thread()
 
     def ends(self, wait: _Wait) -> None:
         with self._lock:
@@ -67,7 +70,8 @@ class _Speaker:
                 return
             self._over.set()
             speaker = self._thread
-        speaker.join(_LOOKS)  # a child that is forked now would find the locks of a line that is half written
+        if speaker is not threading.current_thread():
+            speaker.join(_LOOKS)  # a child that is forked now would find the locks of a line that is half written
 
     def _speak(self, over: threading.Event) -> None:
         while not over.wait(_LOOKS):

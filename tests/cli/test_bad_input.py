@@ -266,6 +266,29 @@ def test_a_current_folder_that_is_removed_while_torch_is_imported(tmp_path: Path
     )
 
 
+HAS_NO_THREADS = """
+import threading
+from autoddp.cli import main
+
+def start(thread):
+    if thread.name.startswith("autoddp-"):
+        raise RuntimeError("can't start new thread")
+    before(thread)
+
+before, threading.Thread.start = threading.Thread.start, start
+main.main()
+"""
+
+
+def test_a_limit_on_threads_costs_tuning_and_not_the_job(tmp_path: Path) -> None:
+    """Address space counts, too: `ulimit -v` with room for torchrun's threads and none for ours."""
+    (tmp_path / "train.py").write_text("print('trained')\n")
+    done = forks.run(["-c", HAS_NO_THREADS, "train.py"], cwd=tmp_path, env=environment())
+    assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
+    assert "not tuned, launching as written: tuning itself failed: RuntimeError(" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 VANISHES_IN_TUNING = """
 import os, shutil, sys
 from autoddp.attempts import objective, tune
