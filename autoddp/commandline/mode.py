@@ -24,7 +24,6 @@ from autoddp.commandline.saved_recipes import (
     script_names,
     tuned_for_objective,
 )
-from autoddp.commandline.script import is_standard_input
 from autoddp.commandline.watching import watch_plan
 from autoddp.cpus import usable_cpus
 from autoddp.errors import NotTuned, RecipeError, UnfitRecipe, UsageError
@@ -308,10 +307,9 @@ def _without_effect(options: Options) -> str:
 
 def _why_not_started(options: Options) -> tuple[str, str]:
     """Why the script cannot be started to be tuned on this host, and what to do; ("", "") where it can."""
-    if is_standard_input(options.torchrun):
-        return "the script comes from standard input, which can be read only once", "copy it into a file"
     if _is_read_once(options.torchrun):
-        return f"{options.script} is no regular file, so it can be read only once", "copy it into a file"
+        what = "standard input" if options.script == "-" else f"{options.script} is no regular file, so it"
+        return f"{what} can be read only once", "copy it into a file"
     if sys.platform == "linux" and not os.path.exists(_OPEN_FILES):
         why = "/proc is not mounted here, so nobody could find and end all that the script starts"
         return why, "mount -t proc proc /proc"
@@ -319,9 +317,11 @@ def _why_not_started(options: Options) -> tuple[str, str]:
 
 
 def _is_read_once(torchrun: argparse.Namespace) -> bool:
-    """Whether the script is a pipe or a device: a tuning run would take it away from the real job."""
+    """Whether the script is a pipe, a device or standard input: a tuning run would take it away from the real job."""
     path = Path(torchrun.training_script)
     is_path = not torchrun.module and not torchrun.no_python
+    if torchrun.training_script == "-" and is_path and not torchrun.run_path:
+        return True
     return is_path and os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
 
 

@@ -56,8 +56,8 @@ def script_path(torchrun: argparse.Namespace) -> Path | None:
 
 def is_standard_input(torchrun: argparse.Namespace) -> bool:
     """Whether the script is what Python reads from standard input: `torchrun - < train.py`."""
-    by_python = not (torchrun.module or torchrun.no_python or torchrun.run_path)
-    return by_python and torchrun.training_script == "-"
+    is_named_so = torchrun.training_script == "-"
+    return is_named_so and not (torchrun.module or torchrun.no_python or torchrun.run_path)
 
 
 def require_current_folder() -> None:

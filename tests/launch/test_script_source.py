@@ -266,7 +266,7 @@ def test_standard_input_is_left_to_the_real_job(tmp_path: Path, monkeypatch: pyt
     Path("-").write_text("add('--trials')\n")
     plan = choose(parse(["--nproc-per-node", "2", "-"]))
     assert plan.as_torchrun
-    assert plan.says.startswith("the script comes from standard input, which can be read only once: launching as torch")
+    assert plan.says.startswith("standard input can be read only once: launching as torchrun would")
     options = parse(["-"])
     assert choose(options).as_torchrun
     assert options.torchrun.nproc_per_node == "1"
