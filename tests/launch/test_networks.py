@@ -181,10 +181,10 @@ def test_a_listener_is_on_the_given_addresses_alone():
 
 def test_a_launcher_that_is_stopped_for_a_while_is_behind_no_firewall(monkeypatch):
     """Its kernel takes connections meanwhile, and nobody answers them."""
-    monkeypatch.setattr(interface_probe, "_PATIENCE", 0.2)
+    monkeypatch.setattr(interface_probe, "_PATIENCE", 1.0)
     with ThreadPoolExecutor(1) as pool, contextlib.ExitStack() as listening:
         listener = Listener(["127.0.0.1"])
-        pool.submit(lambda: (time.sleep(1), listening.enter_context(listener)))
+        pool.submit(lambda: (time.sleep(2), listening.enter_context(listener)))
         assert tried([Door("127.0.0.1", listener.port, listener.secret)]) == [""]
 
 
@@ -208,12 +208,12 @@ print(tried([Door("127.0.0.1", int(sys.argv[1]), sys.argv[2])]))
 
 def test_a_launcher_that_was_stopped_while_it_tried_the_others_tries_again(monkeypatch):
     """By then they had taken it for a stranger, who connects and says nothing."""
-    monkeypatch.setattr(interface_probe, "_PATIENCE", 0.2)
+    monkeypatch.setattr(interface_probe, "_PATIENCE", 1.0)
     with Listener(["127.0.0.1"]) as listener:
         words = [sys.executable, "-c", STOPS, str(listener.port), listener.secret]
         with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True) as stopped:
             os.waitpid(stopped.pid, os.WUNTRACED)
-            time.sleep(1)
+            time.sleep(2)
             stopped.send_signal(signal.SIGCONT)
             assert stopped.communicate(timeout=60)[0] == "['']\n"
 
