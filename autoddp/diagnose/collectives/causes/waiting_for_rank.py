@@ -64,9 +64,11 @@ class WaitingForRank(Cause):
             f"the ranks wait for rank {late} in {seconds / total * 100:.0f} % of their waiting: {between} it takes "
             f"{milliseconds(own)} ms, the others {milliseconds(others)} ms"
         )
+        # What it has more of does not vanish where the others take over their part of it.
+        divided = percent(1 - 1 / max(2, job.recording.world))
         fix = (
-            f"look at what only rank {late} does {between}, or does more of: give it as much as the others have, do it "
-            "in fewer steps, or do it after the call"
+            f"look at what only rank {late} does {between}, or does more of: do it in fewer steps, or after the call, "
+            f"or divide it among all ranks, which saves about {divided} of that"
         )
         yield Suspicion(
             self.name,
