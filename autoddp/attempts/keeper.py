@@ -376,7 +376,7 @@ def _attempt(connection: Connection, attempt: Attempt, alive: int) -> None:
 def _be_the_first_to_be_killed() -> None:
     """Let the kernel end what is tuned where memory runs out.
 
-    It takes the largest process, which else may be the launcher, and then no job is started.
+    It takes the largest process, which may else be another program of the user's, such as the notebook beside it.
     """
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
         file.write("1000")

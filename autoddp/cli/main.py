@@ -113,7 +113,7 @@ def errors_end_the_process() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_a_folder() -> Iterator[None]:
-    """An error inside that comes of a current folder that was removed, at whatever moment, is a UsageError."""
+    """A context in which an OSError that comes of a removed current folder becomes a UsageError."""
     try:
         yield
     except OSError:

@@ -308,8 +308,9 @@ def _without_effect(options: Options) -> str:
 def _why_not_started(options: Options) -> tuple[str, str]:
     """Why the script cannot be started to be tuned on this host, and what to do; ("", "") where it can."""
     if _is_read_once(options.torchrun):
-        what = "standard input" if options.script == "-" else f"{options.script} is no regular file, so it"
-        return f"{what} can be read only once", "copy it into a file"
+        return f"{options.script} is no regular file, so it can be read only once", "copy it into a file"
+    if options.is_standard_input:
+        return "standard input can be read only once", "copy the script into a file"
     if sys.platform == "linux" and not os.path.exists(_OPEN_FILES):
         why = "/proc is not mounted here, so nobody could find and end all that the script starts"
         return why, "mount -t proc proc /proc"
@@ -317,11 +318,9 @@ def _why_not_started(options: Options) -> tuple[str, str]:
 
 
 def _is_read_once(torchrun: argparse.Namespace) -> bool:
-    """Whether the script is a pipe, a device or standard input: a tuning run would take it away from the real job."""
+    """Whether the script is a pipe or a device: a tuning run would take it away from the real job."""
     path = Path(torchrun.training_script)
     is_path = not torchrun.module and not torchrun.no_python
-    if torchrun.training_script == "-" and is_path and not torchrun.run_path:
-        return True
     return is_path and os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
 
 
@@ -351,8 +350,8 @@ def _chosen_mode(options: Options) -> Mode:
         if options.tune_only:
             raise UsageError("--tune-only --trials 0: nothing would be done; allow trials, e.g. --trials 20")
         named = "recipe" in options.given
-        left_out = f"--trials 0 does what torchrun does, without the recipe {options.recipe}: for it leave --trials out"
-        return replace(mode, tune=False, says=left_out if named else "")
+        left_out = f"--trials 0 does what torchrun does, without the recipe {options.recipe}"
+        return replace(mode, tune=False, says=f"{left_out}: to use it, leave --trials out" if named else "")
     without_ddp = options.objective is not None or tuned_for_objective(options)
     if world == 1 and not mode.several_nodes and not without_ddp:
         if options.tune_only:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from autoddp.commandline.place import settle
-from autoddp.commandline.script import ScriptSource
+from autoddp.commandline.script import ScriptSource, is_standard_input
 from autoddp.errors import UsageError, did_you_mean
 from autoddp.isolation import Level
 from autoddp.knobs import GRADIENT_RUNGS, LIMITS, Rung
@@ -149,6 +149,8 @@ class Options:
 
     torchrun: argparse.Namespace
     """What torchrun's parser makes of its part. `commandline.mode` sets the number of ranks in it."""
+    is_standard_input: bool = False
+    """Whether the script is what Python reads from standard input."""
     ranks_given: bool = True
     """Whether the user has said how many ranks each host starts."""
     folders: Folders = field(default_factory=Folders)
@@ -536,6 +538,7 @@ def _options(
     given = {**variables, **words}
     folders = usual_folders()
     rest = {"torchrun": torchrun, "ranks_given": ranks_given, "says": says, "folders": folders}
+    rest["is_standard_input"] = is_standard_input(torchrun)
     named = {name: f"AUTODDP_{name.upper()}" for name in variables}
     return Options(**{"output": folders.output, **given, **rest}, given=frozenset(words), variables=named)
 

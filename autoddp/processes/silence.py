@@ -39,7 +39,8 @@ class _Wait:
     def line(self, now: float) -> str:
         if callable(self.what):
             return self.what()
-        return f"waiting for {self.what}, {duration(now - self.began)} so far"
+        waited = now - self.began
+        return f"waiting for {self.what}" + (f", {duration(waited)} so far" if waited >= 1 else "")
 
 
 class _Speaker:

@@ -242,7 +242,7 @@ class Terminal(Observer):
                     line = f"to try last, by a new start: {words}"  # after the first final rounds
                     self._line(line if len(line) <= _WIDTH else f"{line[: _WIDTH - 2]} …")
             else:
-                why = gain or "nothing has checked what arrives with it, "
+                why = gain or "no benchmark could check it for lost data, "
                 self._note(f"{Configuration(one.setting)}: {why}left as it is")
 
     def no_time_for_starts(self, needed: float) -> None:

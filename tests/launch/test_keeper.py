@@ -188,10 +188,10 @@ def test_a_trial_that_aborts_leaves_no_core_files(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the kernel is not told whom to end")
-def test_an_attempt_is_ended_before_the_launcher_where_memory_runs_out(
+def test_an_attempt_is_ended_before_other_programs_where_memory_runs_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a container with little memory the launcher may be larger than each rank."""
+    """The kernel takes the largest process, which may be a notebook of the user's."""
     own = Path("/proc/self/oom_score_adj")
     before = own.read_text()
     monkeypatch.setattr(jobs, "run_tuning_job", lambda *_: own.read_text().strip())

@@ -119,7 +119,7 @@ def test_a_named_recipe_without_trials_is_not_left_out_without_a_word() -> None:
     found = plan("--trials", "0", "--recipe", "proj.train.autoddp.toml", "train.py")
     assert found.as_torchrun
     without = "--trials 0 does what torchrun does, without the recipe proj.train.autoddp.toml"
-    assert found.says == f"{without}: for it leave --trials out"
+    assert found.says == f"{without}: to use it, leave --trials out"
     assert plan("--trials", "0", "train.py").says == ""
 
 

@@ -327,7 +327,7 @@ def version_of(tensor: torch.Tensor) -> int:
 
 
 def same_version_again(tensor: torch.Tensor) -> Callable[[], object]:
-    """A function that gives `tensor` the version that it has now, however often it is written to until then.
+    """A function that puts the version of `tensor` back to what it is now, whatever is written to it before the call.
 
     What an autograd graph holds must have the version with which it was saved. torch has no public name for it.
     """
