@@ -538,7 +538,8 @@ def _options(
     given = {**variables, **words}
     folders = usual_folders()
     rest = {"torchrun": torchrun, "ranks_given": ranks_given, "says": says, "folders": folders}
-    rest["is_standard_input"] = is_standard_input(torchrun)
+    is_known = "training_script" in torchrun  # `autoddp wrap` reads its options before the job that it starts
+    rest["is_standard_input"] = is_known and is_standard_input(torchrun)
     named = {name: f"AUTODDP_{name.upper()}" for name in variables}
     return Options(**{"output": folders.output, **given, **rest}, given=frozenset(words), variables=named)
 

@@ -357,4 +357,4 @@ def test_a_name_service_that_says_nothing_is_named(monkeypatch: pytest.MonkeyPat
     master = argparse.Namespace(master_resolves=True, master_addr="algo-1", master_from="SM_HOSTS")
     with pytest.raises(UsageError, match=r"knows no address of that name \(Temporary failure"):
         module.require_master(master)
-    assert lines[0].startswith("waiting for the name service to tell the address of the master, algo-1, ")
+    assert lines[0].startswith("waiting for the name service to tell the address of the master, algo-1")

@@ -45,9 +45,8 @@ def until(condition: object) -> None:
 
 def test_a_wait_speaks_again_and_again(said: list[str]) -> None:
     with awaiting("the others"):
-        until(lambda: len(said) >= 3)
-    assert re.fullmatch(r"waiting for the others, \d+ s so far", said[0])
-    assert all(line.startswith("waiting for the others, ") for line in said)
+        until(lambda: len(said) >= 3 and said[-1].endswith("so far"))
+    assert all(re.fullmatch(r"waiting for the others(, \d+ s so far)?", line) for line in said)
 
 
 def test_the_innermost_wait_speaks_and_its_line_is_made_when_it_is_shown(said: list[str]) -> None:
@@ -59,7 +58,7 @@ def test_the_innermost_wait_speaks_and_its_line_is_made_when_it_is_shown(said: l
             # On a busy machine another line may have come before. From its first one on, this wait speaks alone.
             heard = said[said.index("5 steps") :]
         assert set(heard) == {"5 steps"}
-        until(lambda: said[-1].startswith("waiting for all of it, "))
+        until(lambda: said[-1].startswith("waiting for all of it"))
 
 
 def test_other_lines_are_enough(said: list[str]) -> None:
@@ -93,9 +92,9 @@ def test_what_is_removed_before_and_after_a_run_is_waited_for_with_a_word(
     monkeypatch.setattr("autoddp.runs.folder._tidied", slow)
     monkeypatch.setattr("autoddp.runs.folder.remove_scratch", slow)
     with prepared(parse(["--isolation", "off", "train.py"])):
-        assert said[0].startswith("waiting for what earlier runs have left to be removed, ")
+        assert said[0].startswith("waiting for what earlier runs have left to be removed")
         said.clear()
-    assert said[0].startswith("waiting for what the script has written to be removed, ")
+    assert said[0].startswith("waiting for what the script has written to be removed")
 
 
 BEGINS: dict[str, Callable[[Options], object]] = {
@@ -118,7 +117,7 @@ def test_a_driver_that_does_not_answer_is_waited_for_with_a_word(
     Path("train.py").touch()
     monkeypatch.setattr("torch.cuda.device_count", device_count)
     BEGINS[name](parse(["--dry-run", "train.py"]))
-    assert said[0].startswith("waiting for this host's GPU driver, ")
+    assert said[0].startswith("waiting for this host's GPU driver")
 
 
 @pytest.mark.parametrize("name", BEGINS)
@@ -135,4 +134,4 @@ def test_a_slow_disk_is_not_told_as_a_driver(
     options = parse(["--nproc-per-node", "2", "--dry-run", "train.py"])
     monkeypatch.setattr("os.path.isfile", is_file)
     BEGINS[name](options)
-    assert said[0].startswith("waiting for the files of the script and its recipes, ")
+    assert said[0].startswith("waiting for the files of the script and its recipes")
