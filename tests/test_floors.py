@@ -283,6 +283,7 @@ def test_every_declared_dependency_has_a_home_here() -> None:
 ROOMS = (
     *(
         "attempts",
+        "attempts/starts",
         "cluster",
         "commandline",
         "diagnose",

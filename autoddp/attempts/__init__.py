@@ -16,9 +16,6 @@ deadline       when tuning must be over
 rank_states    where the ranks are, and which of them wait
 hang_timeout   when they hang
 communication  scripts that communicate without DDP
-objective      tunes such a script for its rate, or for a number that it prints
-start_journal  every start that was measured, one line each
-one_start      a start of it on this host, watched until all hosts have seen enough
-progress       what a start of it has shown so far
+starts/        tunes such a script by starting it once for each measurement
 bench_job      the job of `autoddp bench`
 """

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import cast
 
-from autoddp.attempts.start_journal import MeasuredStart, Shown, read_starts
+from autoddp.attempts.starts.start_journal import MeasuredStart, Shown, read_starts
 from autoddp.codec import decode, plain
 from autoddp.commandline.options import Options
 from autoddp.commandline.saved_recipes import arguments_digest

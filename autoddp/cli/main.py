@@ -175,9 +175,9 @@ def _decided(options: Options, mode: Mode, began: float) -> Job | None:
             says = f"{'tuning ends, ' if mode.tune else ''}no job is started"
             until_tuned.enter_context(signals_end_tuning(ending_signals(options.torchrun), says))
         if mode.tune:
-            from autoddp.attempts.objective import ObjectiveTuning
             from autoddp.attempts.preparation import prepared
             from autoddp.attempts.resuming import changed_since
+            from autoddp.attempts.starts.objective import ObjectiveTuning
             from autoddp.attempts.tune import Tuning
             from autoddp.cli.tuned import Results  # they take a while
 

@@ -291,7 +291,8 @@ def test_a_limit_on_threads_costs_tuning_and_not_the_job(tmp_path: Path) -> None
 
 VANISHES_IN_TUNING = """
 import os, shutil, sys
-from autoddp.attempts import objective, tune
+from autoddp.attempts import tune
+from autoddp.attempts.starts import objective
 from autoddp.cli import main
 
 def run(tuning):

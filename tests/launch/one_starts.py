@@ -9,8 +9,8 @@ from typing import Any
 from autoddp.attempts.deadline import Deadline
 from autoddp.attempts.isolating import Isolation
 from autoddp.attempts.limits import Written
-from autoddp.attempts.one_start import OneStart
-from autoddp.attempts.progress import StepsMade
+from autoddp.attempts.starts.one_start import OneStart
+from autoddp.attempts.starts.progress import StepsMade
 from autoddp.hosts.together import Hosts
 from autoddp.settings import Objective
 

@@ -24,9 +24,10 @@ from launchers import AUTODDP, BRIEF, ROOT, SCRIPTS, Launch, forked, free_port, 
 from test_tuned_scripts import run, summary
 from traces.room import ORDINARY, Room, _readable_interpreter, may_bind
 
-from autoddp.attempts import isolating, objective, preparation, tune
+from autoddp.attempts import isolating, preparation, tune
 from autoddp.attempts.isolating import Isolation, _overlay, _starts_python, choose_isolation
 from autoddp.attempts.limits import Written
+from autoddp.attempts.starts import objective
 from autoddp.attempts.tune import Tuning
 from autoddp.cli import wrap
 from autoddp.cli.diagnose import examine

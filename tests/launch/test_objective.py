@@ -19,9 +19,9 @@ from one_starts import one_start
 
 from autoddp.attempts.deadline import Deadline
 from autoddp.attempts.live_job import WorkerServer
-from autoddp.attempts.objective import _settings
-from autoddp.attempts.one_start import Seen, cost_of_all
-from autoddp.attempts.progress import StepsMade
+from autoddp.attempts.starts.objective import _settings
+from autoddp.attempts.starts.one_start import Seen, cost_of_all
+from autoddp.attempts.starts.progress import StepsMade
 from autoddp.cli import recipe as recipe_command
 from autoddp.cli import report as report_command
 from autoddp.commandline.mode import choose

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from autoddp.attempts.progress import FirstStart, PrintedNumbers, StepsMade, Unusable, is_reached
+from autoddp.attempts.starts.progress import FirstStart, PrintedNumbers, StepsMade, Unusable, is_reached
 from autoddp.diagnose.collectives import ends as ends_module
 from autoddp.settings import Objective
 from autoddp.wire.recorded_calls import (
@@ -111,7 +111,7 @@ def test_a_rank_that_prints_no_more_is_named(tmp_path: Path) -> None:
 
 
 def test_a_pattern_that_would_search_for_years_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autoddp.attempts.progress._MATCHING", 0.05)
+    monkeypatch.setattr("autoddp.attempts.starts.progress._MATCHING", 0.05)
     found = printed(tmp_path, "regex:min:((?:a+)+)$", r0=f"{'a' * 40}b\n")
     with pytest.raises(Unusable, match="write a simpler pattern, or print less"):
         found.look()

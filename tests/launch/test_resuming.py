@@ -17,7 +17,7 @@ from test_tuned_scripts import summary
 
 from autoddp.attempts.journal import Journal
 from autoddp.attempts.resuming import _entries, changed_since, cut_off, job_now, study_begins, study_is_over
-from autoddp.attempts.start_journal import MeasuredStart, Shown, ShownByHost, StartJournal, read_starts
+from autoddp.attempts.starts.start_journal import MeasuredStart, Shown, ShownByHost, StartJournal, read_starts
 from autoddp.codec import encode
 from autoddp.commandline.options import parse
 from autoddp.knobs import AS_WRITTEN, Configuration

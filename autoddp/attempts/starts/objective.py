@@ -21,11 +21,11 @@ from dataclasses import dataclass, field
 from autoddp.attempts.deadline import Deadline
 from autoddp.attempts.limits import Written
 from autoddp.attempts.live_job import WorkerServer
-from autoddp.attempts.one_start import OneStart, Seen, cost_of_all
 from autoddp.attempts.preparation import await_ports
-from autoddp.attempts.progress import PrintedNumbers, StepsMade
 from autoddp.attempts.resuming import CutOff, starts_cut_off, study_begins, study_is_over
-from autoddp.attempts.start_journal import MeasuredStart, Shown, ShownByHost, StartJournal
+from autoddp.attempts.starts.one_start import OneStart, Seen, cost_of_all
+from autoddp.attempts.starts.progress import PrintedNumbers, StepsMade
+from autoddp.attempts.starts.start_journal import MeasuredStart, Shown, ShownByHost, StartJournal
 from autoddp.attempts.tune import Tuned, Tuning
 from autoddp.commandline.local_fingerprint import nccl_here
 from autoddp.commandline.mode import torch_version

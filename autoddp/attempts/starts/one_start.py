@@ -18,8 +18,8 @@ from pathlib import Path
 from autoddp.attempts.deadline import Deadline
 from autoddp.attempts.job_events import Closed, Said, StopAsked, Worker
 from autoddp.attempts.limits import Written
-from autoddp.attempts.progress import FirstStart, Progress, StepsMade, Unusable, is_reached
-from autoddp.attempts.start_journal import ShownByHost
+from autoddp.attempts.starts.progress import FirstStart, Progress, StepsMade, Unusable, is_reached
+from autoddp.attempts.starts.start_journal import ShownByHost
 from autoddp.hosts.together import Hosts
 from autoddp.runs.folder import CALLS
 from autoddp.settings import Objective
