@@ -141,10 +141,10 @@ def test_kept_batches_take_the_place_of_the_loader(found: list[dict[str, Any]]) 
     """The script edits each batch in place while they are given: each is given again as it was."""
     for rank in found:
         assert rank["kept"]["kept"] == STEPS
-        assert rank["kept"]["least data"] < SLEEP / 2
+        assert rank["kept"]["least data"] < SLEEP
         assert rank["kept is given"], "other batches than those that were kept, or edited ones"
     alone = [rank["kept on rank 1"] for rank in found]
-    assert alone[0]["data"] >= SLEEP > 2 * alone[1]["least data"]
+    assert alone[0]["data"] >= SLEEP > alone[1]["least data"]
     assert [one["kept"] for one in alone] == [0, STEPS]
 
 
@@ -169,7 +169,7 @@ def test_a_script_gets_its_batches_whatever_they_are(tmp_path: Path) -> None:
 def test_workers_load_other_samples_of_the_data_set(found: list[dict[str, Any]]) -> None:
     for rank in found:
         assert rank["by workers"]["kept"] == 4 + STEPS
-        assert rank["by workers"]["least data"] < SLEEP / 2
+        assert rank["by workers"]["least data"] < SLEEP
         assert rank["workers load"], "not the samples that follow those whose batches were kept"
         assert rank["same chance"], "the script's random numbers have changed"
 
