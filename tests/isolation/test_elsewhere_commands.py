@@ -215,6 +215,9 @@ for host in a b; do scp f $host; done
 aws s3 cp s3://a/x "$(cat where)"
 renice -n 10 -p $(pgrep -f train)
 s3fs bucket /mnt -o rootdir=x
+echo a 1 > /dev/tcp/graphite.invalid/2003
+bash -c 'exec 3<>/dev/tcp/10.0.0.1/2003; echo a 1 >&3'
+echo 'loss:1|g' >"/dev/udp/$STATSD_HOST/8125"
 """.strip().splitlines()
 
 READS = r"""
@@ -328,6 +331,8 @@ renice -n 19 $$
 renice -n 19 -p $$
 taskset -c 0-3 python train_tokenizer.py
 taskset -cp 0-3 $$
+timeout 1 bash -c '</dev/tcp/host/22'
+(echo > /dev/tcp/127.0.0.1/1) &>/dev/null
 ionice -c 3 python prepare.py
 prlimit --nofile=9 python prepare.py
 date +%s

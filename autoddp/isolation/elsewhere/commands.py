@@ -16,7 +16,9 @@ from typing import Any
 
 from autoddp.isolation.children import is_watched, watched
 from autoddp.isolation.elsewhere.makefiles import recipes
+from autoddp.isolation.elsewhere.own import receives, serves_port
 from autoddp.isolation.elsewhere.patch import words as word_set
+from autoddp.isolation.elsewhere.requests import is_this_machine
 from autoddp.isolation.elsewhere.settings import changed_by
 from autoddp.isolation.elsewhere.tools import BY_NAME, MODULES
 from autoddp.isolation.pipes import OTHERS
@@ -44,6 +46,8 @@ _OF_THE_SYSTEM = ("/bin/", "/sbin/", "/usr/bin/", "/usr/sbin/")
 _SEPARATORS = frozenset("();<>|&\n")
 _REDIRECTION = re.compile(r"&?[<>]+[&|]?\Z")
 _DESCRIPTOR = re.compile(r"\d*-?")  # after >& or <&
+_CONNECTION = re.compile(r"/dev/(tcp|udp)/([^/]+)/(.+)")
+"""For bash no file, but a connection to a host and a port."""
 _DEPTH = 6  # of shells in shells
 _SCRIPT_SIZE = 64 * 1024  # bytes of a shell script that are looked at
 _VALUE_SIZE = 8 * 1024  # characters of a variable's value that is looked at
@@ -137,13 +141,26 @@ def _judge_text(text: str, place: _Place) -> Iterator[str]:
 
 
 def _judge_files(words: list[str], place: _Place) -> Iterator[str]:
-    """Named pipes of others among the words of a command or a redirection, and settings of the machine."""
+    """Named pipes of others among the words of a command or a redirection, connections, and settings of the machine."""
     for word in words:
         for named in filter(None, (word, word.partition("=")[2])):
             if any(place.are_others(os.path.join(folder, named)) for folder in place.folders):
                 by_shell = _REDIRECTION.fullmatch(words[0]) or _ASSIGNMENT.match(words[0]) or words[0] in _EXPORTS
                 yield f"{'the shell' if by_shell else os.path.basename(words[0])} opens {named}, {OTHERS}"
+    if words and _REDIRECTION.fullmatch(words[0]) and words[0] != "<":
+        yield from filter(None, map(_sent_by, words[1:]))
     yield from filter(None, (changed_by(words, folder) for folder in place.folders))
+
+
+def _sent_by(redirection: str) -> str:
+    """ "" if a redirection to this word is none to a server outside the attempt, else where it goes."""
+    found = _CONNECTION.fullmatch(redirection)
+    if found is None:
+        return ""
+    protocol, host, port = found.groups()
+    if is_this_machine(host) and port.isdecimal() and (serves_port if protocol == "tcp" else receives)(int(port)):
+        return ""
+    return f"the shell changes something outside this run (it sends data to {_plain(host)}:{_plain(port)})"
 
 
 def split(text: str) -> Iterator[list[str]]:
