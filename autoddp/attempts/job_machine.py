@@ -73,9 +73,9 @@ import textwrap
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from enum import Enum
 
+from autoddp.attempts.attempt_record import AttemptRecord, changed_by
 from autoddp.attempts.deadline import Deadline
 from autoddp.attempts.hang_timeout import HangTimeout
 from autoddp.attempts.job_events import (
@@ -104,7 +104,6 @@ from autoddp.study import INTERRUPTED, TrialFailed, TuningOver
 from autoddp.timing import median
 from autoddp.units import duration
 from autoddp.wire import (
-    AS_IT_IS,
     BlockDone,
     Entry,
     Finish,
@@ -155,77 +154,6 @@ _ENDS = "waiting for the end of this start of the script"
 _RUNNING = (State.STARTING, State.READY, State.MEASURING, State.LOST)
 
 
-def _changes(order: Measure) -> str:
-    """What an order changes, in words; "" for the script as written."""
-    if not order.reduce:
-        return "steps without reduction"
-    if order.experiment != AS_IT_IS:
-        return "an experiment for the diagnosis"
-    return str(order.configuration) if order.configuration else ""
-
-
-@dataclass
-class _Attempt:
-    """What is known of one start of the script."""
-
-    number: int
-    began: float = 0.0
-    """When the attempt began, on the machine's clock."""
-    entries_before: int = 0
-    """Length of the journal when it began."""
-    workers: list[Worker] = field(default_factory=list)
-    """Workers that were told to go."""
-    leader: Worker | None = None
-    """Rank 0, if it is on this host, once it is ready."""
-    was_ready: bool = False
-    ready_at: float = 0.0
-    """When the attempt was ready, on the machine's clock."""
-    steps_before: int = 0
-    """Steps that the script had made when it was ready."""
-    order: Measure | None = None
-    """What rank 0 was told, as long as it has not answered."""
-    unanswered: Measure | None = None
-    """What rank 0 had been told when all ranks left without a reason."""
-    ordered_at: float = 0.0
-    """When the order was given, by the clock of the hang timeout."""
-    failures: list[str | Worker] = field(default_factory=list)
-    """Failures in the order in which they came: a rank's reason, or a rank that has gone without one."""
-    complaints: dict[str, float] = field(default_factory=dict)
-    """What ranks gave as the reason of their end, and when they ended, see `Goodbye`."""
-    hung: str = ""
-    tried: str = ""
-    """What the last order that was not the script as written has changed."""
-    is_trying: bool = False
-    """Whether the last order has changed anything, see `tried`, and was not answered."""
-    steps: int = 0
-    """Steps that the script has made, where a rank has said so at its end."""
-    parted: bool = False
-    """Whether it has made steps without reduction. What optimizers have kept of them differs between ranks since."""
-    told_to_leave: bool = False
-    another_follows: bool = False
-    """It was ended so that another one can be made."""
-    limit: float = 0.0
-    """When LOST or JUDGING ends at the latest, on the machine's clock."""
-    must_end_at: float | None = None
-    ended: AttemptEnded | None = None
-    failure: str = ""
-    """Why the attempt has failed, once it has ended; "" if it has not."""
-    start_failed: str = ""
-    """Why, if its variables are to blame and no measurement has failed for it yet."""
-
-    @property
-    def usable(self) -> int | None:
-        """The steps of this attempt that could be measured; None where their number is not known."""
-        return self.steps - self.steps_before if self.was_ready and self.steps else None
-
-    @property
-    def how_ended(self) -> str:
-        """The end of a script that no rank has failed in. It may be the usual one, or come from what was tried."""
-        after = f" after {self.steps} steps" if self.steps else ""
-        when = "while autoddp tried" if self.is_trying else "after autoddp had tried"
-        return f"the script ended with exit code 0{after}{f', {when} {self.tried}' if self.tried else ''}"
-
-
 class JobMachine:
     """See the module. `clock` gives seconds. Other threads may read the public attributes, and only `handle` writes."""
 
@@ -252,7 +180,7 @@ class JobMachine:
         self._deadline = deadline or Deadline(clock=clock)
         self._clock = clock
         self._starts = Starts(clock)
-        self._attempt = _Attempt(-1)
+        self._attempt = AttemptRecord(-1)
         self._facts: JobFacts | None = None
         self._question: Question | None = None
         self._waiting_since: float | None = None
@@ -307,7 +235,7 @@ class JobMachine:
         if self.follows:
             return f"following the host that leads, {len(self._journal.entries)} measurements so far"
         order = self._attempt.order
-        what = textwrap.shorten(_changes(order), _MOST_OF_A_NAME, placeholder=" …") if order is not None else ""
+        what = textwrap.shorten(changed_by(order), _MOST_OF_A_NAME, placeholder=" …") if order is not None else ""
         return f"measuring {what or 'the script as written'}, {duration(self.measuring)} so far"
 
     @property
@@ -324,6 +252,11 @@ class JobMachine:
     def at_most(self) -> float | None:
         """Seconds that tuning may still take, where that is known."""
         return None if self.leads is False else self._deadline.at_most
+
+    @property
+    def cause(self) -> str:
+        """See `AttemptRecord.cause`, of the present attempt."""
+        return self._attempt.cause
 
     def handle(self, event: Event) -> None:
         """Take one event and do all that follows from it."""
@@ -443,7 +376,7 @@ class JobMachine:
             self._waiting_since = None
         attempt.order, attempt.ordered_at = order, self._hang_timeout.clock()
         attempt.parted |= not order.reduce
-        changes = _changes(order)
+        changes = changed_by(order)
         attempt.tried, attempt.is_trying = changes or attempt.tried, bool(changes)
         self.state = State.MEASURING
 
@@ -497,7 +430,7 @@ class JobMachine:
         if self.state is State.OVER:
             event.reply.set_result(False)
             return
-        self._attempt = _Attempt(event.number, self._clock(), len(self._journal.entries))
+        self._attempt = AttemptRecord(event.number, self._clock(), len(self._journal.entries))
         self._hang_timeout.attempt_begins(event.heartbeats)
         self.state = State.STARTING
         self._starts.begin(event.variables)
@@ -712,32 +645,6 @@ class JobMachine:
     def _take_back_the_order(self) -> None:
         self._attempt.order, self._waiting_since = None, self._clock()
 
-    @property
-    def cause(self) -> str:
-        """Why the ranks are gone. One that was killed cannot say so, and its peers may complain before it is missed.
-
-        "" if nothing has failed. A script that ends by `os._exit(0)`, or becomes another program, says no goodbye.
-        """
-        attempt = self._attempt
-        for worker in attempt.workers:
-            # SIGTERM is elastic's, for those that are left.
-            killed = worker.end.startswith("killed by") and not worker.end.endswith("SIGTERM")
-            if killed and not worker.said_goodbye and not attempt.hung:
-                return f"rank {worker.hello.rank} {worker.end}"
-        # Of a script without DDP only those that complain are known here; elastic knows all of them.
-        by_elastic = "" if attempt.ended is None else attempt.ended.failure
-        killed = by_elastic.startswith("rank ") and " killed by " in by_elastic
-        if killed and not attempt.hung and not by_elastic.endswith(("SIGTERM", "SIGABRT")):
-            return by_elastic
-        failures, complaints = [*attempt.failures], {**attempt.complaints}  # another thread may ask
-        if all(isinstance(one, Worker) for one in failures):  # none of them has complained
-            all_well = attempt.ended is not None and not attempt.ended.failure
-            failures = [one for one in failures if not (isinstance(one, Worker) and one.has_ended_well(all_well))]
-        first = next(iter(failures), "")
-        if first in complaints:
-            first = min(complaints, key=complaints.__getitem__)
-        return f"rank {first.hello.rank} {first.end or 'vanished'}" if isinstance(first, Worker) else first
-
     # The end of an attempt, and of tuning
 
     def _attempt_ended(self, event: AttemptEnded) -> None:
@@ -763,7 +670,7 @@ class JobMachine:
         attempt.limit = self._clock() + _SETTLING
         self.state = State.JUDGING
 
-    def _script_has_ended(self, attempt: _Attempt) -> None:
+    def _script_has_ended(self, attempt: AttemptRecord) -> None:
         """Note how long a script is that has ended by itself; under what has been tried it may be faster."""
         as_written = attempt.steps * (self._hang_timeout.step_seconds or 0.0)
         seconds = max(as_written, self._clock() - attempt.ready_at)
