@@ -99,10 +99,6 @@ class Surroundings:
         """MiB of all gradients, each reduced once."""
         return self.job.gradient_bytes / MIB
 
-    def passes(self, argument: str) -> bool:
-        """Whether the script sets this argument of DDP to True."""
-        return self.job.ddp_arguments.get(argument) == "True"
-
 
 class Cause(ABC):
     """One cause. Its name is that of its file."""

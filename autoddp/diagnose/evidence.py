@@ -321,6 +321,7 @@ def joined(blocks: Sequence[Evidence]) -> Evidence:
                 late=tuple(s for one in same for s in one.late),
                 waited_for_cpu=sum(one.waited_for_cpu for one in same),
                 helpers_waited_for_cpu=sum(one.helpers_waited_for_cpu for one in same),
+                helpers_ran=sum(one.helpers_ran for one in same),
                 page_faults=sum(one.page_faults for one in same),
                 in_page_faults=sum(one.in_page_faults for one in same),
                 threads=first.threads,

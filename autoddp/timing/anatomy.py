@@ -47,6 +47,8 @@ class RankSteps(Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds of all steps together for which threads of the rank could have run and had no core."""
     helpers_waited_for_cpu: float = 0.0
     """The part of `waited_for_cpu` of all threads but the one that trains, such as those that move gradients."""
+    helpers_ran: float = 0.0
+    """Seconds of all steps together for which those threads had a core."""
     page_faults: int = 0
     """Page faults of all steps together: pages of memory that the system gave the rank's process anew."""
     in_page_faults: float = 0.0

@@ -43,7 +43,7 @@ def test_bytes_travel_within_ddps_process_group() -> None:
 
 BETWEEN: dict[str, Any] = {"nodes": 2, "gradient_bytes": 25_000_000}  # 20 ms at 10 Gbit/s
 PASSES = {"micro_batches": 4.0, "knobs": ("defer_reductions",)}
-MANY = {"ddp_arguments": {"find_unused_parameters": "True"}}
+MANY = {"find_unused_parameters": True}
 PLANTED: dict[str, tuple[dict[str, Any], str, tuple[int, ...], float]] = {
     "all loaders": ({"data": 10.0}, "data_loader", (0, 1), 10.0),
     "a loader": ({"data": [0.1, 10.0]}, "data_loader", (1,), 9.9),
@@ -750,6 +750,12 @@ def test_every_block_after_an_experiment_undoes_it() -> None:
             "ms of each step for a core, those of the others 0.",
             "keep other programs off the cores",
         ),
+        (
+            {"waited": [0.1, 5.0], "helpers_ran": [0.1, 6.0]},
+            "threads of its own, beside the one that trains, compute for ",
+            "in a process of its own",
+        ),
+        ({"helpers_ran": [0.1, 6.0], "threads": 2}, "they wait for it; proved by", "look at its device"),
         ({"anew": [1.0, 7.0]}, "gets 3,500 pages of memory anew from the system", "GLIBC_TUNABLES=glibc.malloc"),
         ({"anew": [6.0, 7.0]}, "they wait for it; proved by", "look at its device"),
         ({"waited": [4.0, 5.0]}, "they wait for it; proved by", "look at its device"),

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forks
 import pytest
 import torch
 from launchers import environment, whole
@@ -54,6 +55,36 @@ def test_a_script_that_names_its_process_is_no_error() -> None:
     """As by setproctitle. The kernel cuts the name after 15 bytes, here within a letter."""
     run = subprocess.run([sys.executable, "-c", NAMED], env=environment(), capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
+
+
+REPLACED = """
+import _thread, builtins, ctypes, time
+from autoddp.worker.process.gloo_threads import wait_for_rest
+
+def late():
+    ctypes.CDLL(None).prctl(15, b"pt_gloo_runloop", 0, 0, 0)  # PR_SET_NAME
+    time.sleep(60)
+_thread.start_new_thread(late, ())
+time.sleep(0.2)
+{replaced}
+wait_for_rest()
+print("goes on")
+"""
+
+
+@pytest.mark.parametrize(
+    "replaced",
+    [
+        "time.monotonic = lambda: 0.0; time.sleep = lambda seconds: None",
+        "builtins.open = lambda path: 1 / 0",
+        "builtins.open = lambda *_, **__: 1 / 0",
+    ],
+)
+def test_what_a_script_has_replaced_does_not_end_it(replaced: str) -> None:
+    """Nor does the wait last for ever where its clock stands still."""
+    program = REPLACED.replace("{replaced}", replaced)
+    done = forks.run(["-c", program], env=environment())
+    assert (done.returncode, done.stdout) == (0, "goes on\n"), done.stderr
 
 
 @pytest.mark.skipif(torch.__version__ < (2, 9), reason="torch 2.6 and 2.8 give these threads no name to know them by")

@@ -58,7 +58,7 @@ def measured(of_main, of_helper):
     work(of_main)
     found = waited_for_cpu() - before  # before the helper's thread ends, and its account with it
     helper.join()
-    return [found.trains, found.helpers]
+    return [found.trains, found.helpers, found.helpers_ran]
 print(json.dumps([measured(300_000, 900_000), measured(300_000, 1)]))
 """
 
@@ -69,6 +69,7 @@ def test_who_has_waited_for_a_core() -> None:
     crowded, alone = json.loads(done.stdout)
     assert min(crowded) > 0.02
     assert crowded[1] > alone[1]
+    assert crowded[2] > alone[2]
 
 
 GAPS = """

@@ -21,7 +21,7 @@ class FindUnusedParameters(Cause):
     explains = "part"  # without the search DDP also sorts its buckets, so that more of them overlap
 
     def suspect(self, evidence: Evidence, around: Surroundings) -> Iterator[Suspicion]:
-        if not around.passes("find_unused_parameters"):
+        if not around.job.find_unused_parameters:  # for any of its models
             return
         everyone = tuple(range(len(evidence.ranks)))
         # DDP walks the whole graph after each forward pass, and never sorts its buckets: how long that takes is not

@@ -98,6 +98,19 @@ def _why_slow(evidence: Evidence, rank: int, longer: float) -> _Reason | None:
             "(nvidia-smi -q -d CLOCK,PERFORMANCE,TEMPERATURE,POWER)"
         )
         return _Reason(why, fix)
+    ran = mine.helpers_ran / evidence.count
+    usual = median([one.helpers_ran for one in others]) / evidence.count
+    # Threads of operators, and the thread that computes gradients of a GPU, work more where the rank has more work.
+    if ran - usual > longer / 2 and mine.threads == 1 and not mine.queued:
+        why = (
+            f"; threads of its own, beside the one that trains, compute for {milliseconds(ran)} ms of each step, those "
+            f"of the others {milliseconds(usual)} ms: they take cores, or Python's lock, from the training"
+        )
+        fix = (
+            f"find what rank {rank} does in threads beside the training, such as watching or logging: do it less "
+            "often, or in a process of its own"
+        )
+        return _Reason(why, fix)
     waits = mine.waited_for_cpu / evidence.count
     usual = median([one.waited_for_cpu for one in others]) / evidence.count
     if waits - usual > longer / 2:

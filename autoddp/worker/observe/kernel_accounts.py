@@ -74,14 +74,18 @@ class WaitedForCpu:
     """Seconds of the thread that trains."""
     helpers: float = 0.0
     """Seconds of all other threads together: those that move gradients, and those of operators that have several."""
+    helpers_ran: float = 0.0
+    """Seconds for which those other threads had a core."""
 
     def __sub__(self, before: WaitedForCpu) -> WaitedForCpu:
-        return WaitedForCpu(self.trains - before.trains, max(0.0, self.helpers - before.helpers))
+        # The accounts of threads that have ended meanwhile are gone.
+        helpers, ran = self.helpers - before.helpers, self.helpers_ran - before.helpers_ran
+        return WaitedForCpu(self.trains - before.trains, max(0.0, helpers), max(0.0, ran))
 
 
 def waited_for_cpu() -> WaitedForCpu:
     """What threads have waited since they began; 0 where that is not known. Call it in the thread that trains."""
-    trains, helpers, mine = 0, 0, str(threading.get_native_id())
+    trains, helpers, helpers_ran, mine = 0, 0, 0, str(threading.get_native_id())
     try:
         tasks = os.listdir("/proc/self/task")
     except OSError:  # no Linux
@@ -90,13 +94,16 @@ def waited_for_cpu() -> WaitedForCpu:
         try:
             file = os.open(f"/proc/self/task/{task}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
             try:
-                waited = int(os.read(file, 64).split()[1])
+                ran, waited = map(int, os.read(file, 64).split()[:2])
             finally:
                 os.close(file)
         except (OSError, IndexError, ValueError):  # the thread has ended
             continue
-        trains, helpers = (waited, helpers) if task == mine else (trains, helpers + waited)
-    return WaitedForCpu(trains / 1e9, helpers / 1e9)
+        if task == mine:
+            trains = waited
+        else:
+            helpers, helpers_ran = helpers + waited, helpers_ran + ran
+    return WaitedForCpu(trains / 1e9, helpers / 1e9, helpers_ran / 1e9)
 
 
 class CoreWaits:

@@ -69,6 +69,8 @@ class Recorded:
     """Seconds of all steps together for which threads of this process could have run and had no core."""
     helpers_waited_for_cpu: float
     """The part of `waited_for_cpu` that threads beside the one that trains have waited."""
+    helpers_ran: float
+    """Seconds for which these had a core."""
     page_faults: PageFaults
     """Page faults of all steps together."""
     late: tuple[int, ...] = ()
@@ -358,6 +360,7 @@ def _recorded(
         late=tuple(map(int, late)),
         waited_for_cpu=waited.trains + waited.helpers,
         helpers_waited_for_cpu=waited.helpers,
+        helpers_ran=waited.helpers_ran,
         page_faults=page_faults,
     )
 

@@ -13,6 +13,7 @@ A thread at rest holds nothing and asks for nothing. Who waits for that does not
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import time
@@ -20,21 +21,27 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 _PATIENCE = 5.0  # seconds; a collective that waits for other ranks may take longer: then all goes on as without autoddp
-_NAME = "pt_gloo_runloop"
+_NAME = b"pt_gloo_runloop"
 """What torch calls the threads that run gloo's collectives, in /proc/self/task/*/comm."""
 _TASKS = "/proc/self/task"
 _FUTEX_WAIT_BITSET, _OPERATION = 9, 0x7F  # linux/futex.h; the other bits are flags
 _PAUSE = 0.001  # seconds, without the GIL, for which the threads may be waiting
+_LOOKS = int(_PATIENCE / _PAUSE)  # at most, where the script's clock stands still
 
 
 def wait_for_rest() -> None:
     """Wait, for some seconds at most, until all threads of gloo in this process are at rest.
 
-    Only Linux shows what a thread does: elsewhere this returns at once.
+    Only Linux shows what a thread does: elsewhere this returns at once. Nothing that fails here may end the script. It
+    may have put an `open` or a clock of its own in the place of Python's, or be a user by now who may not read Python's
+    files, such as encodings.
     """
-    end = time.monotonic() + _PATIENCE
-    while any(not _rests(task) for task in _threads()) and time.monotonic() <= end:
-        time.sleep(_PAUSE)
+    with contextlib.suppress(Exception):
+        end = time.monotonic() + _PATIENCE
+        for _ in range(_LOOKS):
+            if all(map(_rests, _threads())) or time.monotonic() > end:
+                return
+            time.sleep(_PAUSE)
 
 
 def _threads() -> Iterator[str]:
@@ -43,6 +50,7 @@ def _threads() -> Iterator[str]:
     except OSError:
         return
     for task in tasks:
+        # The script may have given a thread any name, which the kernel cuts after 15 bytes, also within a letter.
         if _read(task, "comm").strip() == _NAME:
             yield task
 
@@ -59,13 +67,12 @@ def _rests(task: str) -> bool:
     return operation & _OPERATION == _FUTEX_WAIT_BITSET and limit == 0
 
 
-def _read(task: str, name: str) -> str:
+def _read(task: str, name: str) -> bytes:
     try:
-        # The script may have given a thread any name, which the kernel cuts after 15 bytes, also within a letter.
-        with open(f"{_TASKS}/{task}/{name}", encoding="ascii", errors="replace") as file:
+        with open(f"{_TASKS}/{task}/{name}", "rb") as file:
             return file.read()
     except OSError:
-        return ""
+        return b""
 
 
 def destroy_groups_at_rest(first: Callable[[Any], object] = lambda group: None) -> None:

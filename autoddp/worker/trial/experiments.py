@@ -154,6 +154,7 @@ class Experiments:
             late=found.late,
             waited_for_cpu=found.waited_for_cpu,
             helpers_waited_for_cpu=found.helpers_waited_for_cpu,
+            helpers_ran=found.helpers_ran,
             page_faults=found.page_faults.count,
             in_page_faults=found.page_faults.seconds,
             queued=found.queued,
