@@ -7,7 +7,8 @@
 
 `Level` names the three. At each of the first two, `elsewhere` ends tuning before the script changes anything on another
 machine. `caches` keeps what one attempt has cached for the next, `trackers` switches experiment trackers off, `ports`
-knows which ports the job has to wait for, and `mps` whether a daemon shares the GPUs among processes.
+knows which ports the job has to wait for, `locks` which locks other programs hold, and `mps` whether a daemon shares
+the GPUs among processes.
 """
 
 from __future__ import annotations

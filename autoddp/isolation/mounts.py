@@ -25,6 +25,10 @@ class Mount:
     kind: str
     """The file system's type: "ext4"."""
     read_only: bool
+    device: str = ""
+    """Numbers of the file system's device: "98:0"."""
+    source: str = ""
+    """What the file system is of, as its mount says: "/dev/root"."""
 
     @property
     def is_writable(self) -> bool:
@@ -63,13 +67,13 @@ def parse(line: str) -> Mount:
     """One line, as proc_pid_mountinfo(5) describes it.
 
     >>> parse("36 35 98:0 /mnt1 /a\\\\040b rw,noatime master:1 - ext3 /dev/root rw,errors=continue")
-    Mount(number=36, point='/a b', kind='ext3', read_only=False)
+    Mount(number=36, point='/a b', kind='ext3', read_only=False, device='98:0', source='/dev/root')
     """
     fields = line.split(" ")
     after = fields[fields.index("-", 6) + 1 :]
     options = {*fields[5].split(","), *(after[2].split(",") if len(after) > 2 else ())}
     point = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), fields[4])
-    return Mount(int(fields[0]), point, after[0], "ro" in options)
+    return Mount(int(fields[0]), point, after[0], "ro" in options, fields[2], after[1])
 
 
 def mount_of(path: str, mounts: dict[str, Mount]) -> Mount | None:

@@ -21,6 +21,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from autoddp.isolation.locks import source_over
 from autoddp.isolation.mounts import Mount, mount_of, visible_mounts
 from autoddp.isolation.syscalls import (
     MS_BIND,
@@ -277,12 +278,14 @@ class _Build:
 
     def _mount_overlay(self, lower: str, upper: str, work: str, target: str) -> None:
         candidates = _candidates(self.layers.syncs, work) if self._options is None else [self._options]
+        beneath = mount_of(lower, self.mounts)
+        source = "overlay" if beneath is None else source_over(beneath.device)
         for number, options in enumerate(candidates):
             # What a refused attempt has left in a work folder would make the next one fail too.
             place = os.path.join(work, str(number))
             os.mkdir(place, 0o700)
             try:
-                _mount_overlay(lower, upper, place, target, options)
+                _mount_overlay(lower, upper, place, target, source, options)
             except OSError:
                 if options == candidates[-1]:
                     raise
@@ -386,7 +389,7 @@ def _takes_notes_of_root(folder: str) -> bool:
     return True
 
 
-def _mount_overlay(lower: str, upper: str, work: str, target: str, options: str) -> None:
+def _mount_overlay(lower: str, upper: str, work: str, target: str, source: str, options: str) -> None:
     # Descriptors in place of paths: a path may hold the characters that separate options.
     with contextlib.ExitStack() as stack:
         names = []
@@ -395,7 +398,7 @@ def _mount_overlay(lower: str, upper: str, work: str, target: str, options: str)
             stack.callback(os.close, descriptor)
             names.append(f"/proc/self/fd/{descriptor}")
         layers = "lowerdir={},upperdir={},workdir={}".format(*names)
-        mount("overlay", target, "overlay", data=f"{layers},{options}" if options else layers)
+        mount(source, target, "overlay", data=f"{layers},{options}" if options else layers)
 
 
 def _copy_status(path: str, upper: str) -> None:

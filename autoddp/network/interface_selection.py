@@ -146,9 +146,15 @@ def choose(exchange: Exchange, node: int, labels: Sequence[str], places: Places,
         answers = tried([door for _, door in doors])
         refused = [(other, door.address, why) for (other, door), why in zip(doors, answers, strict=True) if why]
         nodes = [_Node(label, one.places) for label, one in zip(labels, all_, strict=True)]
-        for label, refusals in zip(labels, exchange("network/reached", refused), strict=True):
+        for one, refusals in zip(nodes, exchange("network/reached", refused), strict=True):
             for other, address, why in refusals:
-                nodes[other].refusals.setdefault(address, []).append((label, why))
+                nodes[other].refusals.setdefault(address, []).append((one.label, why))
+            closed = {(other, address) for other, address, _ in refusals}
+            one.connects = all(
+                {(o, a) for a in other.places.to_try} - closed and _may_connect(one.places, other.places)
+                for o, other in enumerate(nodes)
+                if other is not one
+            )
         complaints = [complaint for one in nodes for complaint in one.complaints()]
         faults, doubts = ([text for sure, text in complaints if sure is wanted] for wanted in (True, False))
         following = (node + 1) % len(nodes)
@@ -165,6 +171,8 @@ def choose(exchange: Exchange, node: int, labels: Sequence[str], places: Places,
             doubts.append(VANISH.format(", ".join(lost)))
         exchange("network/done", True)  # nobody stops listening before all have measured
     if faults:
+        return Found(Network(), faults, doubts)
+    if not all(one.usable for one in nodes):  # all as torchrun: by their addresses elastic decides which has rank 0
         return Found(Network(), faults, doubts)
     network = _chosen(places, nodes[node].usable, rates_to[node])
     if measures and _is_taken(places, nodes[node].usable):
@@ -214,6 +222,8 @@ class _Node:
     places: Places
     refusals: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
     """Address → the nodes that cannot connect to it, with the reason."""
+    connects: bool = False
+    """Whether it can connect to an address of each other node, and Gloo may let it do so."""
 
     @cached_property
     def usable(self) -> dict[str, str]:
@@ -222,10 +232,18 @@ class _Node:
         beyond = {name: address for name, address in found.items() if name in self.places.beyond_this_machine}
         return beyond if beyond and not set(preferred(self.places.named)) & (found.keys() - beyond.keys()) else found
 
+    @property
+    def lets_nobody_in(self) -> bool:
+        """Whether only this node can connect to the others, as behind a firewall, and torchrun may train all the same.
+
+        Gloo connects one way, NCCL both ways.
+        """
+        return not self.usable and self.connects and not self.places.has_gpus
+
     def complaints(self) -> Iterator[tuple[bool, str]]:
         """What keeps the other nodes from reaching this one: (whether it surely does so, text)."""
         local = self.places.local_addr
-        if local in self.refusals:
+        if local in self.refusals and not self.lets_nobody_in:
             why = self._why_not(local)
             yield True, f"--local-addr {local} of {self.label} leads nowhere: {why}: give an address that does"
         for variable, why in self._wrongly_named():
@@ -234,10 +252,11 @@ class _Node:
         if not self.usable:
             tries = self.places.beyond_this_machine or self.places.addresses
             told = "; ".join(f"{name} {address}: {self._why_not(address)}" for name, address in tries.items())
+            more = "; it can connect to them, which may be enough for Gloo" if self.lets_nobody_in else ""
             yield (
-                True,
+                not self.lets_nobody_in,
                 f"{self.label} has no address that all others can connect to ({told or 'it has none at all'}): open "
-                "its firewall for all TCP ports between the hosts",
+                f"its firewall for all TCP ports between the hosts{more}",
             )
 
     def _wrongly_named(self) -> Iterator[tuple[str, str]]:
@@ -251,7 +270,7 @@ class _Node:
                 yield variable, f"no interface {missing} with an address there (it has {known})"
             elif not names:
                 yield variable, "it excludes every interface"
-            elif bad and (variable == GLOO or len(bad) == len(names)):
+            elif bad and (variable == GLOO or len(bad) == len(names)) and not self.lets_nobody_in:
                 name, address = next(iter(bad.items()))
                 why = f"{name} is down" if name in places.down else self._why_not(address)
                 yield variable, f"{name} {address} is not reached by all hosts: {why}"
@@ -265,6 +284,12 @@ class _Node:
 def _is_loopback(name: str, address: str) -> bool:
     """Whether only this machine can connect to it."""
     return name == LOOPBACK or ipaddress.ip_address(address).is_loopback
+
+
+def _may_connect(one: Places, other: Places) -> bool:
+    """Whether Gloo may let the first of two nodes connect to the second one: the one with the lower address waits."""
+    ours, theirs = ([ipaddress.ip_address(a).packed for a in p.beyond_this_machine.values()] for p in (one, other))
+    return any(own > address for own in ours for address in theirs)
 
 
 def _is_taken(places: Places, usable: Mapping[str, str]) -> bool:

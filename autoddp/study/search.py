@@ -401,7 +401,9 @@ class Study:
             return Decision(AS_WRITTEN, why)
         more = self._what_would_decide(ended)
         if not self._trials.records and (self._trials.no_time or ended):
-            why = f"there was no time for a trial: your settings stay; headroom {won}{more}"
+            lacked = self._lacked_time(ended)
+            reason = "there was no time for a trial" if lacked else "tuning ended before the first trial"
+            why = f"{reason}: your settings stay; headroom {won}{more}"
             return Decision(AS_WRITTEN, why, is_open=True)
         if self._asked.trials and not self._trials.records:
             reasons = collections.Counter(self._facts.left_out.values()).most_common(1)
@@ -439,12 +441,16 @@ class Study:
 
     def _what_would_decide(self, ended: str) -> str:
         """A clause that tells what tuning lacked, where that was time or steps; else why it ended."""
-        twice = [(AS_WRITTEN, self._budget.step)] * 2
-        if "--budget" not in ended and not self._trials.no_time and self._reserve.can_pay(twice):
+        if not self._lacked_time(ended):
             return f" ({ended})" if ended else ""
         length = self._cost.start.length
         job = f"your job has {length} steps, and " if length else ""
         return f"; {job}{self._would_decide(self._budget)}"
+
+    def _lacked_time(self, ended: str) -> bool:
+        """Whether tuning lacked time or steps; else something else has ended it."""
+        twice = [(AS_WRITTEN, self._budget.step)] * 2
+        return "--budget" in ended or self._trials.no_time or not self._reserve.can_pay(twice)
 
     def _would_decide(self, budget: StepBudget, more: float = 0.0) -> str:
         """The option that gives the time for a decision. `more`: seconds that are needed before the first trial."""

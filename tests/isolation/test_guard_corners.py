@@ -17,6 +17,18 @@ CASES = {
         assert os.listdir("../elsewhere") == ["x"]
         os.symlink("../elsewhere", "way"); open("way/y", "w")
         assert os.path.realpath("way/y").endswith("/elsewhere/y")""",
+    "a lock that another program holds": """
+        import fcntl, subprocess
+        holds = "import fcntl; f = open('log.txt', 'r+'); fcntl.flock(f, fcntl.LOCK_EX); print(flush=True); input()"
+        other = subprocess.Popen([sys.executable, "-c", holds], stdin=-1, stdout=-1)
+        other.stdout.readline()
+        with open("log.txt", "a") as file:
+            try: fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError: pass
+            else: raise AssertionError
+            other.communicate(b"\\n")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        with open("new.lock", "w") as file: fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)""",
     "own descriptor by /proc": """
         fd = os.open("model.pt", os.O_RDONLY)
         open(f"/proc/self/fd/{fd}", "w").write("x"); open(f"/dev/fd/{fd}", "a").write("y")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import json
 import os
 import shutil
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -598,3 +600,49 @@ def test_the_mount_of_a_path_is_the_nearest_one_and_may_be_none() -> None:
     assert mount_of("/data/set/1", {"/": root, "/data": data}) is data
     assert mount_of("/database", {"/": root, "/data": data}) is root
     assert mount_of("/database", {"/data": data}) is None
+
+
+def test_locks_of_other_programs_count(place: Place) -> None:
+    """As under torchrun, a script waits for the job that holds a lock, or ends beside it."""
+    files = [place.work / name for name in ("busy.lock", "a,b:c/x", "folder/inner/a")]
+    shutil.copy(files[1], files[0])
+    os.chown(files[0], place.user or 0, place.user or 0)
+    with contextlib.ExitStack() as stack:
+        held, part, shared = (stack.enter_context(path.open("r+")) for path in files)
+        fcntl.flock(held, fcntl.LOCK_EX)
+        # one of the open file: that of a process goes as soon as it closes the file, which `run` compares
+        fcntl.fcntl(part, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
+        fcntl.flock(shared, fcntl.LOCK_SH)
+        found = place.run("""
+            import fcntl, signal
+            from autoddp.isolation.locks import beneath_the_overlay, watch_locks
+            watch_locks(beneath_the_overlay)
+            def asked(path, operation, lock=fcntl.flock, *part, mode="a"):
+                with open(path, mode) as file:
+                    try:
+                        lock(file, operation, *part)
+                        return "has it"
+                    except OSError as error:
+                        return type(error).__name__
+            def ends(*_):
+                raise TimeoutError
+            NOW = fcntl.LOCK_NB
+            found["of another"] = asked("busy.lock", fcntl.LOCK_EX | NOW)
+            found["read"] = asked("busy.lock", fcntl.LOCK_SH | NOW, mode="r")
+            found["first byte"] = asked("a,b:c/x", fcntl.LOCK_EX | NOW, fcntl.lockf, 1)
+            found["second byte"] = asked("a,b:c/x", fcntl.LOCK_EX | NOW, fcntl.lockf, 1, 1)
+            found["other kind"] = asked("a,b:c/x", fcntl.LOCK_EX | NOW)
+            found["shared"] = asked("folder/inner/a", fcntl.LOCK_SH | NOW)
+            found["alone"] = asked("folder/inner/a", fcntl.LOCK_EX | NOW)
+            found["own"] = [asked("new.lock", fcntl.LOCK_EX), asked("new.lock", fcntl.LOCK_EX)]
+            signal.signal(signal.SIGALRM, ends)
+            signal.setitimer(signal.ITIMER_REAL, 0.3)
+            found["waits"] = asked("busy.lock", fcntl.LOCK_EX)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        """)
+    assert found == {
+        **dict.fromkeys(("of another", "read", "first byte", "alone"), "BlockingIOError"),
+        **dict.fromkeys(("second byte", "other kind", "shared"), "has it"),
+        "own": ["has it", "has it"],
+        "waits": "TimeoutError",
+    }

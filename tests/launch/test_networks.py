@@ -259,6 +259,36 @@ def test_hosts_that_cannot_reach_each_other_are_told_so_on_all(monkeypatch):
             assert "node 1 (b) has no address" in second
 
 
+@pytest.mark.parametrize(
+    ("addresses", "here", "errors"),
+    [
+        ((1, 2), {}, 0),
+        ((1, 2), {"named": {"GLOO_SOCKET_IFNAME": ["eth0"]}, "missing": {"GLOO_SOCKET_IFNAME": []}}, 0),
+        ((1, 2), {"local_addr": "192.0.2.2"}, 0),
+        ((1, 2), {"has_gpus": True}, 1),  # NCCL connects both ways
+        ((2, 1), {}, 1),  # the one with the lower address waits for the other one, which gets no connection
+        ((1, 2, 3), {}, 2),  # no way leads from one of the last two to the other
+    ],
+)
+def test_a_host_that_lets_nobody_in_may_be_enough_for_gloo(monkeypatch, addresses, here, errors):
+    """The firewall of the first host is open, those of the others are closed: torchrun trains on two such hosts."""
+    first, *closed = [f"192.0.2.{n}" for n in addresses]
+    monkeypatch.setattr(interface_selection, "tried", lambda doors: ["x" * (d.address != first) for d in doors])
+    monkeypatch.setattr(interface_selection, "send_rate", lambda door, lasting: 1e9)
+    board, labels = Board(), [f"node {node}" for node in range(len(addresses))]
+    places = [Places({"eth0": first}), *(Places({"eth0": address}, **here) for address in closed)]
+    with ThreadPoolExecutor(len(places)) as pool:
+        choices = [
+            pool.submit(interface_selection.choose, board.exchange(node, len(places)), node, labels, places[node])
+            for node in range(len(places))
+        ]
+        found = [choice.result(30) for choice in choices]
+    assert [len(one.faults) for one in found] == [errors] * len(places)
+    if not errors:
+        assert all("which may be enough for Gloo" in doubt for one in found for (doubt,) in [one.doubts])
+        assert [one.network for one in found] == [Network()] * 2  # as torchrun would choose
+
+
 def test_no_networks_are_used_at_once_where_the_user_has_named_one_on_some_host(monkeypatch):
     """Gloo waits in vain where a rank has more interfaces than another one, and what the user has set stays."""
     both = Places({"a": "127.0.0.1", "b": "127.0.0.2"})

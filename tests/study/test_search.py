@@ -409,7 +409,7 @@ def test_over_is_over_in_a_trial_too() -> None:
     assert job.asked[-1].configuration != AS_WRITTEN  # nothing was asked after it
     decision = outcome.decision
     assert (decision.configuration, decision.is_open) == (AS_WRITTEN, True)
-    assert decision.why.startswith("there was no time for a trial: your settings stay; headroom ")
+    assert decision.why.startswith("tuning ended before the first trial: your settings stay; headroom ")
     assert decision.why.endswith("(the launcher of node 1 is gone)")
 
 

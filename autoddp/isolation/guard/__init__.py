@@ -19,6 +19,7 @@ first one.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from typing import NoReturn
@@ -33,6 +34,7 @@ from autoddp.isolation.guard.programs import Programs
 from autoddp.isolation.guard.shared_memory import SharedMemory
 from autoddp.isolation.guard.sockets import Sockets
 from autoddp.isolation.guard.view import View
+from autoddp.isolation.locks import IsTheUsers, file_of, watch_locks
 from autoddp.isolation.pipes import Pipes
 from autoddp.isolation.plan import SHARED_MEMORY, IsolationPlan
 
@@ -63,5 +65,14 @@ def start_guard(plan: IsolationPlan, stop: Callable[[str], NoReturn], pipes: Pip
     Sockets(view).start()
     SharedMemory(view, os.path.join(os.path.dirname(plan.socket), SHARED_MEMORY)).start()
     programs.start()
+    watch_locks(functools.partial(_users_file, view))
     os.environ["GIT_OPTIONAL_LOCKS"] = "0"  # git status then leaves the index as it is
     Audit(view, pipes, {**Libraries(plan.landlock, stop).checks, **programs.checks}).start()
+
+
+def _users_file(view: View, file: int) -> IsTheUsers | None:
+    """The user's file of which an open one is the copy."""
+    path = real.path_of(file)
+    users = view.virtual(path)
+    found = real.status_or_none(users) if users != path else None
+    return None if found is None else file_of(found)

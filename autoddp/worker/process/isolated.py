@@ -21,6 +21,7 @@ import wrapt
 from autoddp.isolation import Level
 from autoddp.isolation.children import watch_children
 from autoddp.isolation.hooks import check_events, rebind
+from autoddp.isolation.locks import beneath_the_overlay, watch_locks
 from autoddp.isolation.pipes import Pipes, watch_pipes
 from autoddp.isolation.plan import IsolationPlan
 from autoddp.isolation.ports import note_ports
@@ -67,6 +68,7 @@ def start(text: str, is_rank: bool) -> None:
         for number, texts, why in _OF_THE_OVERLAY:
             _at_the_end_of(functools.partial(_is_error, number, texts), under_guard, f"{why} under the overlay")
         _rename_folders_by_copying()
+        watch_locks(beneath_the_overlay)
         if plan.copied_at_most:
             _watch_copies(plan.copied_at_most, stop)
     if plan.level is not Level.GUARD:  # which watches them itself
