@@ -1,20 +1,25 @@
 """Removing a folder with any content, and nothing that is outside it.
 
-What a script left in its scratch folder is removed whatever its modes are. A symbolic link is removed, never followed;
-a folder on which something else is mounted, or that another user owns, stays with its content. Every step goes through
-open folders, so that a name that changes meanwhile leads to no other place.
+What a script left in its scratch folder is removed whatever its modes are, also what it has frozen by `chattr`. A
+symbolic link is removed, never followed; a folder on which something else is mounted, or that another user owns, stays
+with its content. Every step goes through open folders, so that a name that changes meanwhile leads to no other place.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import secrets
 import stat
+import sys
 from collections.abc import Collection, Iterator
 
 _DEEPEST = 40
 """Levels that are open at once. Deeper folders are moved up first, or open files and the stack would run out."""
+_GET_FLAGS, _SET_FLAGS = 0x80086601, 0x40086602
+_FROZEN = 0x10 | 0x20
+"""Immutable, and append-only: what has one of these flags, or lies in such a folder, not even root can remove."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -79,6 +84,9 @@ class _Removal:
 
         `depth` counts the folders around its content: 0 for the outermost one that is being emptied.
         """
+        return self._entry(folder, name, depth) or (self._thaw(folder, name) and self._entry(folder, name, depth))
+
+    def _entry(self, folder: int, name: str, depth: int) -> bool:
         try:
             found = os.stat(name, dir_fd=folder, follow_symlinks=False)
             if not stat.S_ISDIR(found.st_mode):
@@ -96,6 +104,20 @@ class _Removal:
             return isinstance(error, FileNotFoundError)
         return True
 
+    def _thaw(self, folder: int, name: str) -> bool:
+        """Take the flags from `name` and from `folder` by which nobody may remove it; whether there were any."""
+        found = _mount(folder) == self._mount and _thawed(folder)
+        with contextlib.suppress(OSError):
+            mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # to open a device may do something
+                return found
+            handle = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+            try:
+                found = (_mount(handle) == self._mount and _thawed(handle)) or found
+            finally:
+                os.close(handle)
+        return found
+
     def _unlock(self, folder: int, name: str, found: os.stat_result) -> None:
         """Let the owner open a folder that nobody may read, such as the work folder of an overlay."""
         if found.st_mode & 0o700 == 0o700 or found.st_uid != os.geteuid():
@@ -111,6 +133,21 @@ class _Removal:
                     os.chmod(f"/proc/self/fd/{handle}", 0o700)
             finally:
                 os.close(handle)
+
+
+def _thawed(handle: int) -> bool:
+    """Whether a file or folder of this user's was frozen, and is no more. One with a second name may be elsewhere."""
+    try:
+        status = os.fstat(handle)
+        is_file = stat.S_ISREG(status.st_mode) and status.st_nlink == 1
+        if status.st_uid != os.geteuid() or not (is_file or stat.S_ISDIR(status.st_mode)):
+            return False
+        flags = int.from_bytes(fcntl.ioctl(handle, _GET_FLAGS, bytes(8)), sys.byteorder)
+        if flags & _FROZEN:
+            fcntl.ioctl(handle, _SET_FLAGS, (flags & ~_FROZEN).to_bytes(8, sys.byteorder))
+    except OSError:  # a file system without flags, or they were set by root
+        return False
+    return bool(flags & _FROZEN)
 
 
 def _names(folder: int, spare: Collection[str]) -> set[str] | None:

@@ -343,6 +343,26 @@ def test_clean_removes_what_the_run_made_and_no_more(host: Host) -> None:
     folder.clean()  # again: nothing to do, nothing raised
 
 
+def test_what_a_script_has_frozen_is_removed(host: Host) -> None:
+    run = RunFolder(host.output)
+    written = run.attempt(0) / "written"
+    (written / "folder").mkdir(parents=True)
+    files = [written / "immutable", written / "folder" / "log"]
+    for file in files:
+        file.write_text("x")
+    frozen = [("+i", files[0]), ("+a", files[1]), ("+a", written / "folder"), ("+i", written)]
+    try:
+        for flag, path in frozen:
+            if shutil.which("chattr") is None or subprocess.run(["chattr", flag, path], capture_output=True).returncode:
+                pytest.skip("this user, or this file system, has no such flags")
+        run.forget_what_was_written(0)
+        assert not written.exists()
+    finally:
+        for _, path in reversed(frozen):
+            if path.exists():
+                subprocess.run(["chattr", "-i", "-a", path], check=False)
+
+
 @pytest.mark.parametrize("place", ["attempt0", "attempt0/scratch", "attempt0/written", "caches"])
 def test_links_in_place_of_our_folders_are_not_followed(host: Host, place: str) -> None:
     theirs = host.root / "theirs"
