@@ -22,6 +22,8 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any
 
+UNHEARD = 217
+"""Exit code of a rank that cannot reach its launcher: this is all that the launcher learns of it."""
 _LONGEST_SHOWN = 60  # characters of a bad value in an error line
 
 

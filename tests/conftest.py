@@ -12,6 +12,7 @@ from pathlib import Path
 
 import costs
 import cpu_time
+import forks
 import pytest
 from forks import STARTS
 from lab import Lab, unavailable
@@ -56,6 +57,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """A fork is not quite a start: `make test-whole` has the real ones."""
     if config.getoption("--whole"):
         os.environ[FROM_NOTHING] = "1"
+    if config.getoption("--record-costs"):
+        forks.run_id = str(os.getpid())  # only what a process of pytest's has started itself is counted as its own
     with contextlib.suppress(ImportError):  # the checks on a GPU do without it
         from hypothesis import HealthCheck, settings
 

@@ -17,6 +17,7 @@ import contextlib
 import ctypes
 import functools
 import gc
+import hashlib
 import importlib
 import inspect
 import json
@@ -29,6 +30,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -37,6 +39,9 @@ from typing import Any
 from started_forks import Preloaded, show_in_proc
 
 PATIENCE = 150  # seconds; on a machine that is busy elsewhere
+
+run_id = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
+"""Processes with the same one share their servers: an import of torch is four to six CPU seconds."""
 
 STARTS: Counter[str] = Counter()
 """What this process has started so far: launchers, forks of their own (ranks), and new processes of Python."""
@@ -131,40 +136,58 @@ class Fork:
 
 @functools.cache
 def _server(early: Sequence[tuple[str, str]], imported: Sequence[str]) -> socket.socket:
-    """The way to this process's server, which ends with this process."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    subprocess.Popen(
-        [sys.executable, __file__, str(theirs.fileno()), "x" * _ROOM, *imported],
-        env={**{n: v for n, v in os.environ.items() if not n.startswith(_EARLY)}, **dict(early), "ROOM": "x" * _ROOM},
-        pass_fds=[theirs.fileno()],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-    )
-    theirs.close()
+    """The way to the server, which all of pytest's processes share, and which ends with the last of them."""
+    name = "\0" + hashlib.sha256(repr((os.getuid(), run_id, early, imported)).encode()).hexdigest()
+    listener, ours = (socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2))
+    with listener, contextlib.suppress(OSError):  # where another process has it, that one starts the server
+        listener.bind(name)
+        listener.listen()
+        others = {n: v for n, v in os.environ.items() if not n.startswith(_EARLY)}
+        subprocess.Popen(
+            [sys.executable, __file__, str(listener.fileno()), "x" * _ROOM, *imported],
+            env={**others, **dict(early), "ROOM": "x" * _ROOM},
+            pass_fds=[listener.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+        )
+    until = time.monotonic() + PATIENCE
+    while ours.connect_ex(name):
+        assert time.monotonic() < until, "no server"
+        time.sleep(0.01)
     atexit.register(ours.close)
     return ours
 
 
-def _serve(link: socket.socket, imported: Sequence[str]) -> dict[str, Any]:
+def _serve(listener: socket.socket, imported: Sequence[str]) -> dict[str, Any]:
     """Fork for each request; return in the fork, with the request. All ends where nobody can ask any more."""
     preloaded = None if imported else _with_torch()
     for name in imported:
         importlib.import_module(name)
     signal.signal(signal.SIGCHLD, _wait_for_all)  # their CPU time is then known, see `cpu_time`
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    links = [listener]
     while True:
-        message, streams, _, _ = socket.recv_fds(link, 2 * _ROOM, 4)
-        if not message:
-            os._exit(0)
-        if os.fork() == 0:
-            link.close()
-            _stay_as_parent(streams.pop(), preloaded)
-            for number, stream in enumerate(streams):
-                os.dup2(stream, number)
+        for link in select.select(links, [], [])[0]:
+            if link is listener:
+                links.append(listener.accept()[0])
+                continue
+            message, streams, _, _ = socket.recv_fds(link, 2 * _ROOM, 4)
+            if not message:
+                links.remove(link)
+                link.close()
+                if links == [listener]:
+                    os._exit(0)
+                continue
+            if os.fork() == 0:
+                for one in links:
+                    one.close()
+                _stay_as_parent(streams.pop(), preloaded)
+                for number, stream in enumerate(streams):
+                    os.dup2(stream, number)
+                    os.close(stream)
+                return {**json.loads(message), "preloaded": preloaded}
+            for stream in streams:
                 os.close(stream)
-            return {**json.loads(message), "preloaded": preloaded}
-        for stream in streams:
-            os.close(stream)
 
 
 def _with_torch() -> Preloaded:

@@ -14,7 +14,16 @@ from pathlib import Path
 
 from autoddp.codec import decode, encode
 from autoddp.cpus import usable_cpus
-from autoddp.diagnose.collectives import CommunicationDiagnosis, calls_made, examined, planned, recorded, steps_of
+from autoddp.diagnose.collectives import (
+    SILENCE,
+    CommunicationDiagnosis,
+    calls_made,
+    examined,
+    planned,
+    recorded,
+    steps_of,
+    where_ranks_stand,
+)
 from autoddp.files import append
 from autoddp.processes.silence import awaiting
 from autoddp.torchrun.surroundings import for_own_workers
@@ -60,6 +69,8 @@ class Enough:
     _step: float | None = field(default=None, init=False)
     """Seconds of the steps that were made by then, 0 where there were none; None where that was not looked at since."""
     _began: float | None = field(default=None, init=False)
+    _stood: tuple[float, str] = field(default=(-1.0, ""), init=False)
+    """`where`, with the `_changed` that it was for."""
     _active: int = field(default=0, init=False)
     _seconds: float = field(default=0.0, init=False)
     _not_before: float = field(default=0.0, init=False)
@@ -95,6 +106,16 @@ class Enough:
         still = self._looked - self._changed
         silent = f"; no rank has called anything for {duration(still)}" if still > _QUIET else ""
         return f"recording what the script communicates, {duration(self.clock() - self._began)} so far{silent}"
+
+    @property
+    def where(self) -> str:
+        """The calls in which the ranks stand, once no rank has called anything for a while; "" before."""
+        changed = self._changed
+        if self._began is None or self._looked - changed < SILENCE:
+            return ""
+        if self._stood[0] != changed:  # a terminal asks several times in a second, and to read it takes a while
+            self._stood = changed, where_ranks_stand(recorded(self.folder))
+        return self._stood[1]
 
     @property
     def has_steps(self) -> bool:

@@ -216,12 +216,7 @@ def _serve(connection: Connection) -> None:
                 _heeded.append(number)
         # Some schedulers start the launcher with SIGCHLD ignored: the kernel then keeps no exit code of a child.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        os.setpgid(0, 0)
-        if sys.platform == "linux":
-            from autoddp.isolation.syscalls import adopt_orphans
-
-            adopt_orphans()
-        _obey(connection)
+        _obey(connection, _why_not_here())
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -229,13 +224,30 @@ def _serve(connection: Connection) -> None:
         os._exit(code)
 
 
-def _obey(connection: Connection) -> None:
-    """Do what the launcher asks for, until it has gone; then clean up."""
+def _why_not_here() -> str:
+    """Become what a keeper must be; why this system does not let it, as some sandboxes do not, or ""."""
+    try:
+        os.setpgid(0, 0)
+        if sys.platform == "linux":
+            from autoddp.isolation.syscalls import adopt_orphans
+
+            adopt_orphans()
+    except OSError as error:
+        call = error.filename or "setpgid"
+        return f"this system refuses {call} ({error.strerror}), without which nobody could end what the script starts"
+    return ""
+
+
+def _obey(connection: Connection, why_not_here: str) -> None:
+    """Do what the launcher asks for, until it has gone; then clean up. `why_not_here`: why there can be no attempt."""
     removed: list[str] = []
     try:
         while True:
             request: _Request | str = connection.recv()
-            if isinstance(request, Attempt):
+            if isinstance(request, Attempt) and why_not_here:
+                connection.send(_Result(why_not_here))
+                connection.send(_AttemptEnded("has not begun"))
+            elif isinstance(request, Attempt):
                 _run(connection, request)
             elif isinstance(request, Shelter):
                 connection.send(_why_not(request, connection))

@@ -74,14 +74,17 @@ class Limits:
         """What is being waited for, and for how long at most."""
         machine = self.job.machine
         if self.enough is not None and machine.is_starting and (recording := self.enough.in_words):
-            return f"{recording}{self._at_most}"
+            stands = self.enough.where
+            return f"{recording}{f': {stands}' if stands else ''}{self._at_most}"
         where = "" if machine.over else self.waiting.where(machine.ended)
         return f"{machine.in_words}{f': {where}' if where else ''}{self._at_most}"
 
     @property
     def _at_most(self) -> str:
-        left = self.job.machine.at_most
-        return "" if left is None else f"; {self.activity} ends in at most {duration(max(0.0, left))}"
+        machine = self.job.machine
+        if machine.over or machine.at_most is None:  # when it is over, it is only left to end the ranks
+            return ""
+        return f"; {self.activity} ends in at most {duration(max(1.0, machine.at_most))}"
 
     def exceeded(self) -> bool:
         """Asked every half second."""

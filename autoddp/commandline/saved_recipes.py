@@ -16,7 +16,9 @@ import glob
 import hashlib
 import json
 import os
+import time
 from collections.abc import Callable
+from datetime import datetime, timezone
 from pathlib import Path
 
 from autoddp.commandline.options import Options
@@ -214,12 +216,19 @@ class Note:
             return False
         return True
 
+    def _is_older_than(self, recipe: Recipe) -> bool:
+        """Whether it was written before the recipe was made. One of another user's may be there for good."""
+        with contextlib.suppress(OSError, ValueError):
+            made = datetime.strptime(recipe.made_by.date, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc).timestamp()
+            return os.stat(self.path).st_mtime < made <= time.time()
+        return False
+
     def why(self, recipe: Recipe, options: Options) -> str:
         """What differed at the last launch; "" where there is no note, or it is of a launch that does not concern this.
 
         Such a one had other arguments, while the recipe was made with these.
         """
-        if not os.path.isfile(self.path):  # a pipe would be waited for
+        if not os.path.isfile(self.path) or self._is_older_than(recipe):  # a pipe would be waited for
             return ""
         try:
             lines = self.path.read_text(encoding="utf-8", errors="replace").splitlines()

@@ -33,7 +33,7 @@ _KEPT = 40  # batches that are kept for experiments, if there is time to see so 
 _FEWEST_KEPT = 6
 _LONGEST_TURN = 2.0  # times as long as steps as written
 _BEFORE_A_TURN = 2.0  # seconds: ranks do not come to a block at the same moment
-_NO_TIME = "the time for diagnosing was over (--diagnose-budget)"
+_NO_TIME = "too little of the time for diagnosing was left for it (--diagnose-budget)"
 
 
 class MeasureAnatomy(Protocol):

@@ -1,12 +1,17 @@
-"""How a process of a tuning attempt ends tuning. Needs only the standard library, so that any Python 3 can do it."""
+"""How a process of a tuning attempt ends tuning. Needs only the standard library, so that any Python 3 can do it.
+
+Its functions are imported by their names: a script may put others into the modules later, such as sockets of a proxy's.
+"""
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import time
-from multiprocessing.connection import Client
+from json import dumps
+from multiprocessing.connection import Connection
+from os import getpid, kill
+from signal import SIGKILL
+from socket import AF_UNIX
+from socket import socket as make_socket
+from time import sleep
 
 TYPE_CHECKING = False  # typing's own would import typing, and collections.abc has no subscripts in old Pythons
 if TYPE_CHECKING:
@@ -14,6 +19,17 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 _PATIENCE = 30.0  # seconds to wait until the launcher ends this process
+
+
+def connected(path: str) -> Connection:
+    """A connection to the launcher's Unix socket; OSError where there is none. Not by multiprocessing's `Client`.
+
+    That asks the module `socket` for the class of its socket at each call.
+    """
+    with make_socket(AF_UNIX) as end:
+        end.setblocking(True)  # whatever the script has set by `socket.setdefaulttimeout`
+        end.connect(path)
+        return Connection(end.detach())
 
 
 def stopper(socket: str, overlay_is_to_blame: bool = False) -> Callable[[str], NoReturn]:
@@ -29,14 +45,14 @@ def stopper(socket: str, overlay_is_to_blame: bool = False) -> Callable[[str], N
         # The caller may hold locks, and the script's threads and exit handlers must not go on. So no exception is
         # raised and no code of the script is called; the launcher kills the whole attempt.
         try:
-            with Client(socket, family="AF_UNIX") as connection:
-                connection.send_bytes(json.dumps(message).encode())
+            with connected(socket) as connection:
+                connection.send_bytes(dumps(message).encode())
                 connection.recv_bytes()
-                time.sleep(_PATIENCE)
+                sleep(_PATIENCE)
         except (EOFError, OSError):
             pass  # the launcher is gone, and the attempt ends with it
         finally:
-            os.kill(os.getpid(), signal.SIGKILL)
+            kill(getpid(), SIGKILL)
         raise AssertionError("killed")
 
     return stop

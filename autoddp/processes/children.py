@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 import psutil
 
+from autoddp.errors import UNHEARD
 from autoddp.processes.polling import polls
 
 _ENDING = 10.0  # seconds in which every process must be gone after SIGKILL
@@ -39,6 +40,8 @@ ENDED_WELL = "ended with exit code 0"
 
 def how_ended(code: int) -> str:
     """ "killed by SIGABRT" or "ended with exit code 1"; `code` is as `os.waitstatus_to_exitcode` gives it."""
+    if code == UNHEARD:
+        return "could not reach the launcher, as after a change of its user or where it may open no more files"
     if code >= 0:
         return f"ended with exit code {code}"
     names = {one.value: one.name for one in signal.Signals}  # those between SIGRTMIN and SIGRTMAX have none

@@ -106,6 +106,7 @@ class Terminal(Observer):
         self._allows = allows
         self._log = log
         self._baseline = self._best = float("inf")
+        self._reduces = True
         self._finals_began, self._progress_shown = 0.0, time.monotonic()
         self._bar = _Bar(self._console)
         # Only until the job runs: redrawing takes a core from the steps that are timed.
@@ -121,6 +122,7 @@ class Terminal(Observer):
     def ready(self, facts: JobFacts) -> None:
         """The job has started: says what is being tuned, and notes which knobs are left as they are."""
         self._waiting.close()
+        self._reduces = facts.micro_batches > 0
         ranks = f"{facts.world_size} rank{'s' if facts.world_size > 1 else ''}"
         where = f"{ranks} on {facts.nodes} node{'s' if facts.nodes > 1 else ''}"
         self._line(f"{where}, {facts.backend}, {data_size(facts.gradient_bytes)} of gradients per step")
@@ -152,9 +154,9 @@ class Terminal(Observer):
         )
         if not self._verbose:
             ends = dict.fromkeys((percent(headroom.low), percent(headroom.high)))
-            self._line(
-                f"{milliseconds(self._baseline)} ms per step as written; gradients take {' to '.join(ends)} of it"
-            )
+            # A script that reduces by itself may well spend its steps on gradients.
+            takes = f"gradients take {' to '.join(ends)} of it" if self._reduces else "DDP reduces no gradients in it"
+            self._line(f"{milliseconds(self._baseline)} ms per step as written; {takes}")
         self._progress_shown = time.monotonic()
 
     def started(self, record: TrialRecord, facts: JobFacts, seconds: float) -> None:

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from autoddp.knobs import AS_WRITTEN, BY_NAME, Configuration, Rung, Value
 from autoddp.knobs.computing import OF_CORES, OPTIMIZE_DDP, REDUCE_OVERHEAD
+from autoddp.knobs.job import NEVER_REDUCES
 from autoddp.recipe.decision import WORTH_A_CHANGE
 from autoddp.settings import StudySettings
 from autoddp.study.budget import StepBudget
@@ -397,6 +398,7 @@ class Study:
         if won.high < WORTHWHILE and not self._trials.records:
             share, most = percent(won.share, ".1f"), percent(won.high, ".1f")
             surely = f"only {share} of the step could be won, surely no more than {most}"
+            surely = surely if self._facts.micro_batches else NEVER_REDUCES
             why = f"{surely}, so no trial was run: your settings stay"
             return Decision(AS_WRITTEN, why)
         more = self._what_would_decide(ended)

@@ -18,11 +18,12 @@ import functools
 import operator
 import os
 import time
-from multiprocessing.connection import Client, Connection
+from multiprocessing.connection import Connection
 from typing import Annotated, Any
 
 from autoddp import codec
 from autoddp.codec import Meta, Struct
+from autoddp.isolation.stopping import connected
 from autoddp.knobs import Configuration, GradientError
 from autoddp.timing.anatomy import RankSteps
 from autoddp.timing.timeline import Timeline
@@ -223,6 +224,8 @@ class LauncherClient:
     def __init__(self, path: str) -> None:
         self.steps = 0
         """Steps of the script so far; whoever counts them adds to it."""
+        self.why_unheard = ""
+        """Why the launcher could not be reached, where it could not."""
         self._path = path
         self._pid = os.getpid()
         self._said_goodbye = False
@@ -244,10 +247,11 @@ class LauncherClient:
         if self._connection is None:
             restart = int(started_with("TORCHELASTIC_RESTART_COUNT", "0"))
             try:
-                self._connection = Client(self._path, family="AF_UNIX")
+                self._connection = connected(self._path)
                 self.send(Hello(VERSION, self.rank, self.local_rank, os.getpid(), restart, built_ddp))
                 answer = self.receive()
-            except (EOFError, OSError):
+            except (EOFError, OSError) as error:
+                self.why_unheard = repr(error)
                 return False
             self._welcome = isinstance(answer, Welcome) and answer.go
         return self._welcome

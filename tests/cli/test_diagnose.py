@@ -343,17 +343,19 @@ def test_a_word_of_the_script_stays_its_own(tmp_path: Path) -> None:
     assert (tmp_path / "said").read_text() == "--json x"
 
 
-@pytest.mark.parametrize("spawns", [True, whole(False)])  # tests/launch/test_networks.py has it on two hosts
-def test_a_script_that_communicates_without_ddp(tmp_path: Path, spawns: bool) -> None:
+# tests/launch/test_networks.py has it on two hosts. A rank that is spawned imports torch anew in each start.
+@pytest.mark.parametrize("ranks_by", ["fork", whole("spawn"), whole("")])
+def test_a_script_that_communicates_without_ddp(tmp_path: Path, ranks_by: str) -> None:
     """As under torchrun, and with ranks of its own under one rank, at a port of theirs: torchrun itself hangs there.
 
     Nothing spins beside calls that are timed: redrawing takes a core from them. The script has started long since, too.
     """
-    words = [str(SCRIPTS / "small_calls.py"), *(["--spawns", "2"] if spawns else [])]
-    options = ["--json", "--diagnose-budget", "1s", "--nproc-per-node", "1" if spawns else "2"]
+    words = [str(SCRIPTS / "small_calls.py"), "--tensors", "20"]
+    words += ["--ranks", "2", "--by", ranks_by] if ranks_by else []
+    options = ["--json", "--diagnose-budget", "1s", "--nproc-per-node", "1" if ranks_by else "2"]
     # Beside other programs a rank may lose its core between most of its calls, as if it computed there.
-    for attempt in ("first", "second"):
-        folder = tmp_path / attempt
+    for attempt in range(3):
+        folder = tmp_path / str(attempt)
         folder.mkdir()
         done, shown = on_a_terminal(folder, *options, *words)
         assert done.returncode == 0, shown
@@ -369,7 +371,7 @@ def test_a_script_that_communicates_without_ddp(tmp_path: Path, spawns: bool) ->
     assert (row["collective"], row["bytes_per_call"], row["groups"]) == ("all_reduce", 400, [[0, 1]])
     assert Path(row["file"]).name == "small_calls.py"
     started_by = {one["started_by"] for one in found["communication"]["processes"]}
-    assert started_by == {"the script" if spawns else "autoddp"}
+    assert started_by == {"the script" if ranks_by else "autoddp"}
     small = [one for one in found["findings"] if one["cause"] == "small_collectives"]
     place = f"small_calls.py:{row['line']}"
     if small:

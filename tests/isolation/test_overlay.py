@@ -635,6 +635,9 @@ def test_locks_of_other_programs_count(place: Place) -> None:
             found["shared"] = asked("folder/inner/a", fcntl.LOCK_SH | NOW)
             found["alone"] = asked("folder/inner/a", fcntl.LOCK_EX | NOW)
             found["own"] = [asked("new.lock", fcntl.LOCK_EX), asked("new.lock", fcntl.LOCK_EX)]
+            with open(base + "/real/lock", "w") as file:  # no overlay covers it: the kernel knows whose its locks are
+                fcntl.flock(file, fcntl.LOCK_SH | NOW)
+                fcntl.flock(file, fcntl.LOCK_EX | NOW)
             signal.signal(signal.SIGALRM, ends)
             signal.setitimer(signal.ITIMER_REAL, 0.3)
             found["waits"] = asked("busy.lock", fcntl.LOCK_EX)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from autoddp.attempts import communication
-from autoddp.diagnose.collectives.recording import Group, Look, Place, Process, Recording, Sums
+from autoddp.diagnose.collectives.recording import Call, Group, Look, Place, Process, Recording, Sums
 from autoddp.diagnose.collectives.steps import Steps
 from autoddp.wire.recorded_calls import ThreadsTrial
 from autoddp.wire.replayed_calls import Replay
@@ -53,6 +53,29 @@ def test_ranks_that_hang_behind_some_steps_are_not_recorded_for_minutes(
         now += 0.5
     assert now == pytest.approx(ends, abs=1.5)
     assert "no rank has called anything for" in enough.in_words
+
+
+def test_where_ranks_stand_is_told_while_they_are_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may hang, or be busy with their data: who waits for the answer sees which, and it is read once."""
+    now, reads = 0.0, []
+    place = Place("train.py", 7, "f", "barrier", "barrier", 0, Group((0,)))
+    last = Call(place, 3, 0, 2.0, 2.1, 0.0, 0.0, False)
+    process = Process(0, 2, 1, True, "vm", 2, 1, 0.0, 1.0, Look(), [last], {place: Sums(1, 1, 1.0)})
+    monkeypatch.setattr(communication, "calls_made", lambda _folder: (int(100 * min(now, 2.0)),))
+    monkeypatch.setattr(communication, "recorded", lambda _folder: reads.append(now) or Recording((process,)))
+    monkeypatch.setattr(communication, "planned", lambda *_: None)
+    monkeypatch.setattr(communication, "steps_of", lambda _recording: Steps("call", "", 0.01, 1))
+    enough = communication.Enough(tmp_path, clock=lambda: now)
+    told = {}
+    while now < 30.0:
+        assert not enough()
+        before = len(reads)
+        told[now] = enough.where
+        assert len(reads) - before == (now == 12.0)
+        now += 0.5
+    assert {at: where for at, where in told.items() if where} == {
+        at: "rank 0 stands in barrier (train.py:7)" for at in told if at >= 12.0
+    }
 
 
 @pytest.mark.parametrize(("calls", "ends"), [(2, 20.0), (30, 12.0)])

@@ -22,7 +22,7 @@ from autoddp.attempts import keeper as keeper_module
 from autoddp.attempts.keeper import Attempt, Keeper, Shelter
 from autoddp.commandline.mode import choose_to_diagnose
 from autoddp.commandline.options import parse
-from autoddp.isolation import Level
+from autoddp.isolation import Level, syscalls
 from autoddp.processes import silence
 from autoddp.processes.polling import polls
 from autoddp.processes.signals import NOT_FOR_THE_KEEPER
@@ -114,6 +114,23 @@ def test_a_killed_keeper_is_a_reason_and_no_exception(tmp_path: Path) -> None:
     attempt = Attempt(argparse.Namespace(), tmp_path, 0, {}, Shelter(Level.OFF))
     assert keeper.run(attempt, lambda _: None, lambda: False) == gone
     keeper.close()
+
+
+def test_a_system_that_refuses_what_a_keeper_needs_is_a_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As a sandbox that allows no prctl: without it nobody could end what the script starts, so it is not started."""
+
+    def refused() -> None:
+        raise PermissionError(1, "Operation not permitted", "prctl")
+
+    monkeypatch.setattr(syscalls, "adopt_orphans", refused)
+    keeper = Keeper()
+    attempt = Attempt(argparse.Namespace(), tmp_path, 0, {}, Shelter(Level.OFF))
+    why = keeper.run(attempt, lambda _: None, lambda: False)
+    keeper.close()
+    assert why.startswith("this system refuses prctl (Operation not permitted)")
+    assert capfd.readouterr().err == ""
 
 
 def test_a_late_word_to_stop_names_no_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from launchers import AUTODDP, start, whole, with_limits
 
+from autoddp.attempts.limits import Limits
 from autoddp.attempts.rank_states import Waiting
 from autoddp.codec import encode
 from autoddp.wire import Heartbeat
@@ -51,6 +54,33 @@ def test_a_rank_that_has_ended_is_nowhere(tmp_path: Path) -> None:
     assert waiting.where().startswith("rank 0 is in train.py, line 0; rank 1 is in train.py, line 1 (host ")
     assert waiting.where((0,)).startswith("rank 1 is in train.py, line 1 (host ")
     assert waiting.where((0, 1)) == ""
+
+
+@pytest.mark.parametrize(
+    ("over", "left", "says"),
+    [
+        (False, 75.0, "; tuning ends in at most 1 min 15 s"),
+        (False, 0.2, "; tuning ends in at most 1 s"),
+        (True, -3.0, ""),
+    ],
+)
+def test_a_line_says_when_tuning_ends_as_long_as_it_goes_on(tmp_path: Path, over: bool, left: float, says: str) -> None:
+    """While the ranks were being ended, "the end is being prepared; tuning ends in at most 0 s" was said."""
+    machine: Any = SimpleNamespace(over=over, at_most=left, is_starting=False, in_words="here", ended=(0, 1))
+    unused: Any = None
+    limits = Limits(
+        job=cast(Any, SimpleNamespace(machine=machine)),
+        written=unused,
+        hosts=unused,
+        number=0,
+        waiting=Waiting(tmp_path / "none"),
+        keeper=0,
+        activity="tuning",
+        say=print,
+        recording=print,
+    )
+    where = "" if over else f": {limits.waiting.where((0, 1))}"
+    assert limits.in_words() == f"here{where}{says}"
 
 
 HANGS = """

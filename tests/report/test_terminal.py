@@ -18,6 +18,7 @@ from terminals import terminal
 from autoddp.diagnose import Diagnosis
 from autoddp.diagnose.findings import Scaling
 from autoddp.knobs import Configuration, Rung
+from autoddp.knobs.job import NEVER_REDUCES
 from autoddp.report import Terminal, say
 from autoddp.report.diagnosis_text import for_stdout
 from autoddp.report.terminal import _ladder
@@ -67,6 +68,14 @@ def test_in_a_file_there_is_a_line_for_each_trial(tmp_path: Path, file: File) ->
         assert ("lossy (not allowed)" in line) is (rung is Rung.LOSSY)
     assert any(line.startswith("lossy (not allowed) ") for line in lines)  # of the ladder
     assert sum(" ←" in line for line in lines) <= 1
+
+
+def test_a_script_that_reduces_by_itself_is_not_told_that_gradients_take_nothing(tmp_path: Path, file: File) -> None:
+    known = facts(micro_batches=0.0, left_out={"hook": NEVER_REDUCES})
+    outcome = file.studied(tmp_path, SimulatedJob(), known, verbose=False, trials=4)
+    assert " ms per step as written; DDP reduces no gradients in it\n" in file.getvalue()
+    assert outcome.trials == ()
+    assert outcome.decision.why == f"{NEVER_REDUCES}, so no trial was run: your settings stay"
 
 
 @pytest.mark.parametrize("allow", list(Rung)[:3])

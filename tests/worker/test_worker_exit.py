@@ -18,6 +18,7 @@ from torch.distributed import HashStore
 from torch.multiprocessing.spawn import ProcessRaisedException
 
 from autoddp.log import tell
+from autoddp.processes.children import how_ended
 from autoddp.wire import Finish
 from autoddp.worker.process.device import finish_queued_work
 from autoddp.worker.process.ending import in_a_line, leave
@@ -41,6 +42,23 @@ def test_a_rank_leaves_when_its_device_has_finished(cuda: FakeCuda, monkeypatch:
     monkeypatch.setattr(os, "_exit", lambda code: waited.append([code, *cuda.waited]))
     leave()
     assert waited == [[0, 1]]  # exit code 0; of the two devices the one that holds memory
+
+
+UNHEARD_RANK = """
+import os, resource
+from autoddp.wire import LauncherClient
+from autoddp.worker.process import device
+from autoddp.worker.process.ending import leave_unless_heard
+resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))  # as a script may do, and the launcher would not be heard of DDP
+leave_unless_heard(LauncherClient("/nowhere"))
+"""
+
+
+def test_a_rank_that_cannot_reach_the_launcher_does_not_end_as_if_it_trained_without_ddp() -> None:
+    """Its exit code is all that the launcher learns of it."""
+    done = forks.run(["-c", UNHEARD_RANK], env=environment(RANK="0", LOCAL_RANK="0"))
+    assert "could not reach the launcher" in how_ended(done.returncode)
+    assert done.stderr == "autoddp: this rank cannot reach the launcher: OSError(24, 'Too many open files')\n"
 
 
 class Lines:

@@ -21,6 +21,17 @@ from autoddp.diagnose.collectives.examination import examined
 from autoddp.diagnose.collectives.fewer_threads import planned
 from autoddp.diagnose.collectives.findings import CommunicationDiagnosis
 from autoddp.diagnose.collectives.recording_files import calls_made, recorded
+from autoddp.diagnose.collectives.standing import SILENCE, where_ranks_stand
 from autoddp.diagnose.collectives.steps import steps_of
 
-__all__ = ["CAUSES", "CommunicationDiagnosis", "calls_made", "examined", "planned", "recorded", "steps_of"]
+__all__ = [
+    "CAUSES",
+    "SILENCE",
+    "CommunicationDiagnosis",
+    "calls_made",
+    "examined",
+    "planned",
+    "recorded",
+    "steps_of",
+    "where_ranks_stand",
+]

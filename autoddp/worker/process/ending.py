@@ -11,6 +11,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
+from autoddp.errors import UNHEARD
+from autoddp.log import tell
 from autoddp.wire import LauncherClient
 from autoddp.worker.process.error_file import error_of_the_script
 from autoddp.worker.process.gloo_threads import destroy_groups_at_rest
@@ -65,8 +67,16 @@ def leave_at_the_end_of_training(launcher: LauncherClient, has_trained: Callable
     destroy_groups_at_rest(leave_after_training)  # at rest as in the launched job
 
 
-def leave() -> None:
-    """End this process with exit code 0, its data-loading children with it, running nothing more of the script's."""
+def leave_unless_heard(launcher: LauncherClient) -> None:
+    """Introduce this process, which has built a DDP model, to the launcher, or leave."""
+    if not launcher.hello():
+        if launcher.why_unheard:
+            tell(f"this rank cannot reach the launcher: {launcher.why_unheard}")
+        leave(UNHEARD if launcher.why_unheard else 0)
+
+
+def leave(code: int = 0) -> None:
+    """End this process, its data-loading children with it, running nothing more of the script's."""
     if "torch" in sys.modules:  # a process may be told to leave before it has imported torch
         from autoddp.worker.process.device import finish_queued_work
 
@@ -76,4 +86,4 @@ def leave() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):  # the script may have closed it, or put an object of its own there
             stream.flush()
-    os._exit(0)
+    os._exit(code)

@@ -41,7 +41,7 @@ from autoddp.worker.observe.kernel_accounts import PageFaultCount
 from autoddp.worker.observe.step_clock import StepClock
 from autoddp.worker.observe.stopwatch import Stopwatch
 from autoddp.worker.process.device import Backlog, why_not_timed
-from autoddp.worker.process.ending import leave, leave_at_the_end_of_training
+from autoddp.worker.process.ending import leave, leave_at_the_end_of_training, leave_unless_heard
 from autoddp.worker.process.heartbeat import ask_the_device
 from autoddp.worker.process.rank_store import RankStore
 from autoddp.worker.trial.describe_job import gather_facts
@@ -141,8 +141,7 @@ class _TuningJob(DdpHandlers):
         if not self.wrapped_any:
             self.wrapped_any = True
             self.experiments.install()
-            if not self._launcher.hello():
-                leave()
+            leave_unless_heard(self._launcher)
         ddp = wrapped.ddp
         why = why_another_world(ddp, self._started) if ddp is not None else ""
         if why:  # ranks that this launcher has not started take no orders, and the others would wait for them
