@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import queue
 import socket
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,6 +30,7 @@ from autoddp.codec import Struct, convert
 from autoddp.network.gathering import VANISH
 from autoddp.network.interface_probe import Door, Listener, send_rate, tried
 from autoddp.network.own_network import VARIABLES, Network
+from autoddp.processes.polling import Asked
 from autoddp.topology import interfaces
 from autoddp.topology.nccl.conf import nccl_conf
 from autoddp.topology.nccl.interface_names import GLOO, LOOPBACK, NCCL, absent, named, preferred
@@ -40,6 +42,7 @@ _CLEARLY = 1.2  # times as fast before a faster interface is taken instead of th
 _MEASURED = 0.25  # seconds of sending to one interface, twice
 _TOUCHED = 0.001  # seconds of sending to one that the user has named: only whether data arrives is of interest there
 _TRIES = 2  # the faster one counts, because one lost packet stalls a short transfer for long
+_NAMED = 5.0  # seconds for the addresses of this host's name
 _ALL_MEASURED = 1.5  # seconds for all interfaces of a node
 _GID_INDEX = "NCCL_IB_GID_INDEX"
 _ADDRESSES = frozenset(("NCCL_IB_ADDR_FAMILY", "NCCL_IB_ADDR_RANGE", "NCCL_IB_ROCE_VERSION_NUM"))
@@ -106,16 +109,17 @@ def places_here(local_addr: str | None, has_gpus: bool, environment: Mapping[str
     asked = {name for names in choice.values() for name in names}
     down = [nic.name for nic in nics if nic.up is False]
     try:
-        by_name = sorted({str(found[4][0]) for found in socket.getaddrinfo(socket.gethostname(), None)})
-    except OSError:
-        by_name = []
+        # Where no name server answers, this may take longer than the other hosts, which have met, wait for this one.
+        found = Asked(lambda: socket.getaddrinfo(socket.gethostname(), None)).answer(_NAMED)
+    except (OSError, queue.Empty):
+        found = []
     return Places(
         addresses={name: address for name, address in addresses.items() if name not in down or name in asked},
         named=choice,
         missing={variable: absent(variable, environment[variable], addresses) for variable in choice},
         down=down,
         local_addr=local_addr or "",
-        by_name=by_name,
+        by_name=sorted({str(one[4][0]) for one in found}),
         has_gpus=has_gpus,
     )
 

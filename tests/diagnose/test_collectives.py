@@ -1415,6 +1415,32 @@ def test_an_interface_that_is_not_the_fastest(interface: str, rates: dict[str, f
     assert not list(CAUSES["wrong_interface"].suspect(Job(here, steps, [], None, 2, rates))), "all on one host"
 
 
+@pytest.mark.parametrize("here", [0, 1])
+def test_a_cause_is_suspected_where_other_ranks_are_on_another_host(here: int) -> None:
+    """Nothing can be done again, and who is late cannot be seen: but small calls in a row are seen by each rank."""
+    one = loop(60, late=6e-3).processes[here]
+    tried: list[dict[str, Program]] = []
+
+    def replay(programs: dict[str, Program]) -> str:
+        tried.append(programs)
+        return "not tried"
+
+    said = examined(Recording((one,)), 2, replay, lambda line: None)
+    (found,) = said.findings
+    assert (found.cause, found.status, found.lines) == (
+        "small_collectives",
+        "suspected",
+        ("train.py:10", "train.py:11", "train.py:12"),
+    )
+    assert "not all ranks were recorded on this host" in found.text
+    assert said.verdict[0].startswith("Suspected: small_collectives, up to ")
+    assert any(line.startswith(f"rank {1 - here}: not on this host") for line in said.not_measured)
+    single = loop(60, late=6e-3, where=(10,)).processes[here]
+    said = examined(Recording((single,)), 2, replay, lambda line: None)
+    assert (said.findings, said.verdict[0].startswith("Nothing is known of what the calls cost")) == ([], True)
+    assert not tried
+
+
 def answered(changed: tuple[float, ...]) -> CommunicationDiagnosis:
     """The diagnosis of a loop in which rank 1 is late; whatever is changed takes so many seconds in each round."""
     recording = loop(60, late=6e-3)

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -243,6 +244,22 @@ class Board(dict):
             return [self[key, other] for other in range(nodes)]
 
         return say
+
+
+def test_a_silent_name_service_keeps_no_host_waiting(monkeypatch):
+    """The others have met this host, and give it up after a minute; three dead name servers take that long."""
+    answers = threading.Event()
+
+    def asked(*_):
+        answers.wait(60)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.1", 0))]
+
+    monkeypatch.setattr(interface_selection, "_NAMED", 0.1)
+    monkeypatch.setattr(socket, "getaddrinfo", asked)
+    try:
+        assert interface_selection.places_here(None, False, {}).by_name == []
+    finally:
+        answers.set()
 
 
 def test_hosts_that_cannot_reach_each_other_are_told_so_on_all(monkeypatch):

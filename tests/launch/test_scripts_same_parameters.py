@@ -79,8 +79,8 @@ def test_no_script_is_forgotten():
     assert known == {path.name for path in SCRIPTS.glob("*.py")}
 
 
-# test_tuned_scripts.py has plain.py and no_sync.py
-SAMPLE = {"bind_name.py --how all", "two_models.py", "closure.py", "no_ddp.py"}
+# test_tuned_scripts.py has plain.py and alike.py
+SAMPLE = {"bind_name.py --how all", "no_sync.py", "two_models.py", "closure.py", "no_ddp.py"}
 BY_TORCHRUN = {"test_same_parameters": lambda command: [command]}
 
 

@@ -1,9 +1,11 @@
 """Checks after every so many steps that the parameters of all ranks are alike, and stops where they are not.
 
-With --quietly it then ends with exit code 0 on all ranks.
+With --quietly it then ends with exit code 0 on all ranks. Each rank says that it is local rank 0, as scripts do where
+each rank sees one device alone.
 """
 
 import argparse
+import os
 
 import torch
 import torch.distributed as dist
@@ -17,6 +19,7 @@ def main() -> None:
     parser.add_argument("--quietly", action="store_true")
     given = parser.parse_args()
     every = given.every
+    os.environ["LOCAL_RANK"] = "0"
     rank = start()
     model = DDP(network())
     sgd = optimizer(model)

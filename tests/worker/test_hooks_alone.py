@@ -9,15 +9,18 @@ import pytest
 import torch
 import torch.distributed as dist
 from fake_cuda import FakeCuda
+from torch.nn.parallel import DistributedDataParallel as DDP
 
-from autoddp.knobs import Configuration
+from autoddp.knobs import AS_WRITTEN, Configuration
 from autoddp.worker.ddp.arguments import why_untouchable
+from autoddp.worker.ddp.wrapped import Wrapped
 from autoddp.worker.gradients.access import add_handler, remove_handler
 from autoddp.worker.gradients.deferred import ImplicitNoSync
 from autoddp.worker.gradients.switch import ReductionSwitch
 from autoddp.worker.hooks import hook_for
 from autoddp.worker.hooks.by_itself import one_matrix
 from autoddp.worker.hooks.powersgd import _beside_the_backward_pass
+from autoddp.worker.job.bypass import _needs_its_reduction
 from autoddp.worker.process.device import _own_stream
 
 SECOND = torch.device("cuda", 1)
@@ -126,3 +129,20 @@ def test_gradients_are_whole_before_a_scaler_judges_them(monkeypatch: pytest.Mon
     this.step(fused)
     remove_handler(implicit_no_sync)
     assert order[:2] == ["whole", "judged"]
+
+
+def test_passes_that_the_script_finalizes_itself_are_reduced(alone: dist.ProcessGroup) -> None:
+    """`finalize_backward` of torch 2.15 raises where nothing was reduced, and where a new reducer was not told."""
+    ddp = DDP(torch.nn.Linear(2, 2))
+    wrapped = Wrapped(ddp, {})
+    switch = ReductionSwitch(lambda ddp: wrapped)
+    switch.on = False
+    assert (switch.reduces(ddp), wrapped.why_untouchable(), _needs_its_reduction(ddp)) == (False, "", False)
+    ddp.require_manual_backward_finalization = True
+    assert switch.reduces(ddp)
+    assert "finalizes" in wrapped.why_untouchable()
+    assert _needs_its_reduction(ddp)
+    wrapped.rebuild(AS_WRITTEN, None)
+    assert ddp.require_manual_backward_finalization
+    ddp(torch.ones(1, 2)).sum().backward()
+    getattr(ddp, "finalize_backward", lambda: None)()

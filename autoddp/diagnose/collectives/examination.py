@@ -63,6 +63,8 @@ def examined(
         programs = _programs_in_time(suspected, script)
         if others := recording.other_backends:
             again = f"its calls go by {' and '.join(others)}, and autoddp does calls again by Gloo and NCCL alone"
+        elif recording.missing:
+            again = "not all ranks were recorded on this host"
         elif len(programs) > 1:
             say(f"doing {milliseconds(script.seconds)} ms of the calls again, as written and changed")
             again = replay(programs)
@@ -337,8 +339,7 @@ def _not_measured(job: Job, different: str, undecided: Sequence[Finding]) -> lis
     found = [different] if different else []
     if recording.in_threads:
         found.append(f"what calls cost: threads of {ranks_text(recording.in_threads)} make some while others go on")
-    missing = [rank for rank in range(recording.world) if rank not in recording.of_rank]
-    if missing:
+    if missing := recording.missing:
         found.append(
             f"{ranks_text(missing)}: not on this host, or {'it has' if len(missing) == 1 else 'they have'} called "
             "nothing"
@@ -425,7 +426,7 @@ def _verdict(job: Job, findings: Sequence[Finding], undecided: Sequence[Finding]
     elif not any(place.group for place in recording.often):
         of_time = f"in the {duration(recording.seconds)} that were recorded"
         lines.append(f"Nothing is known: {of_time} no collective was called more than twice")
-    elif job.script is None and share >= WORTHWHILE:
+    elif (job.script is None or recording.missing) and share >= WORTHWHILE:
         lines.append("Nothing is known of what the calls cost: see what was not measured")
     elif (untried := _not_done_again(recording))[0] >= WORTHWHILE:
         lines.append(f"Nothing is known of what {' and '.join(untried[1])} cost, and nothing found in the other calls")

@@ -5,8 +5,9 @@
     script.program, coalesced.program            # for `wire.replayed_calls`
 
 Only calls are taken that all ranks of their group have made in one stretch of time, so nothing waits for a call that is
-not there. What a rank does between two calls is a gap: it computes, or it sleeps. A change is made to a whole group:
-if ranks decided by themselves, they would no longer ask for the same calls.
+not there. (Where some ranks are on other hosts, nothing is done again: then those of this host count.) What a rank does
+between two calls is a gap: it computes, or it sleeps. A change is made to a whole group: if ranks decided by
+themselves, they would no longer ask for the same calls.
 """
 
 from __future__ import annotations
@@ -162,7 +163,7 @@ def script_of(recording: Recording, steps: Steps) -> Script | None:
     """Usual steps of the script that can be done again; None if there are none."""
     whole = {
         key: calls
-        for key, calls in recording.whole.items()
+        for key, calls in recording.whole_here.items()
         if all(can_be_done(call.place) for call in calls.values())
         and all(call.place.of_any_group in recording.often for call in calls.values())
     }
@@ -173,7 +174,7 @@ def script_of(recording: Recording, steps: Steps) -> Script | None:
     place = {group: number for number, group in enumerate(called)}
     taken: _Taken = {rank: [] for rank in recording.of_rank}
     for (group, number), calls in whole.items():
-        if stretches[group.ranks[0]].has(calls):
+        if stretches[min(calls)].has(calls):
             # Ranks may give more or less, as in an all-to-all of experts. It takes as long as the most of it; and what
             # is done again has pieces of one size, which must be the same on all ranks.
             most = max(call.bytes for call in calls.values())

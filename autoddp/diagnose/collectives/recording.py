@@ -356,6 +356,19 @@ class Recording:
         # A process of an earlier world may have had another number in it: then it is none of the group's ranks here.
         return {key: calls for key, calls in self.of_calls.items() if calls.keys() == set(key[0].ranks)}
 
+    @property
+    def missing(self) -> list[int]:
+        """Ranks of the world that were not recorded on this host."""
+        return [rank for rank in range(self.world) if rank not in self.of_rank]
+
+    @property
+    def whole_here(self) -> dict[tuple[Group, int], dict[int, Call]]:
+        """Calls of `of_calls` that have a call of every rank of the group that was recorded on this host."""
+        if not self.missing:
+            return self.whole
+        own = self.of_rank.keys()
+        return {key: calls for key, calls in self.of_calls.items() if calls.keys() == own & set(key[0].ranks)}
+
 
 def joined(sets: Iterable[Iterable[int]]) -> list[frozenset[int]]:
     """The sets, with those made one that have a rank in common."""

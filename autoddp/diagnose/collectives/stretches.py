@@ -102,7 +102,7 @@ class _Set:
     ) -> _Set:
         """These ranks of a recording."""
         process = max((recording.of_rank[rank] for rank in ranks), key=lambda one: one.seconds)
-        theirs = [calls for (group, _), calls in whole.items() if group.ranks[0] in ranks]
+        theirs = [calls for calls in whole.values() if min(calls) in ranks]
         if not theirs:
             return cls(ranks, process, (), 0.0, ())
         ends = sorted(max(call.ended for call in calls.values()) for calls in theirs)

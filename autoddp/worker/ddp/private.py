@@ -45,6 +45,8 @@ FIRST_OF_STATIC = "_static_graph_delay_allreduce_enqueued"
 OF_THE_OLD_REDUCER = ("reducer", "logger", FIRST_OF_STATIC)
 """Attributes to delete before DDP's constructor runs again. The first two keep the old reducer alive, whose destructor
 removes its autograd hooks from the parameters. The third is set only for a static graph, and would stay afterwards."""
+_BY_HAND = "require_manual_backward_finalization"
+"""A property of DDP objects since torch 2.15, which a new reducer has to be told of."""
 _MODULE_STATE = frozenset(nn.Module().__dict__)
 CARRIED_OVER = _MODULE_STATE | {
     "require_backward_grad_sync",
@@ -192,8 +194,23 @@ def has_buffer_hook(ddp: DDP) -> bool:
 
 
 def must_reduce(ddp: DDP) -> bool:
-    """Whether the next backward pass must reduce: with a static graph, DDP learns the order in the first one."""
+    """Whether the next backward pass must reduce: `finalize_backward` raises if nothing was reduced."""
+    return learns_order(ddp) or finalizes_by_hand(ddp)
+
+
+def learns_order(ddp: DDP) -> bool:
+    """Whether the next backward pass is the first with a static graph, in which DDP learns the order of gradients."""
     return bool(ddp.static_graph and not ddp._static_graph_delay_allreduce_enqueued)
+
+
+def finalizes_by_hand(ddp: DDP) -> bool:
+    """Whether the script itself waits for the reductions of each backward pass, by `finalize_backward` (torch 2.15)."""
+    return bool(getattr(ddp, _BY_HAND, False))
+
+
+def finalize_by_hand(ddp: DDP) -> None:
+    """Let a reducer that was made just now wait for the script's `finalize_backward`."""
+    setattr(ddp, _BY_HAND, True)
 
 
 def has_final_buckets(ddp: DDP) -> bool:

@@ -15,7 +15,14 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.worker.ddp.arguments import CAN_LEAVE_SYNC_OUT
-from autoddp.worker.ddp.private import CARRIED_OVER, OF_THE_OLD_REDUCER, device_of, without_first_sync
+from autoddp.worker.ddp.private import (
+    CARRIED_OVER,
+    OF_THE_OLD_REDUCER,
+    device_of,
+    finalize_by_hand,
+    finalizes_by_hand,
+    without_first_sync,
+)
 
 construct = DDP.__init__
 """torch's own constructor, as it was before autoddp's stood in its place."""
@@ -24,7 +31,7 @@ construct = DDP.__init__
 def construct_again(ddp: DDP, arguments: dict[str, Any]) -> None:
     """Give the object a new reducer. All ranks must call this between the same two steps; nothing is sent."""
     before = dict(ddp.__dict__)
-    module = ddp.module
+    module, by_hand = ddp.module, finalizes_by_hand(ddp)
     for name in OF_THE_OLD_REDUCER:
         before.pop(name, None)
         ddp.__dict__.pop(name, None)
@@ -35,6 +42,8 @@ def construct_again(ddp: DDP, arguments: dict[str, Any]) -> None:
     for name, value in before.items():
         if name in CARRIED_OVER or name not in ddp.__dict__:
             ddp.__dict__[name] = value
+    if by_hand:
+        finalize_by_hand(ddp)
 
 
 @contextlib.contextmanager

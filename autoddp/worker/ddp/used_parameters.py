@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from autoddp.knobs.ddp_arguments import FIND_UNUSED, STATIC_GRAPH
 from autoddp.worker.ddp.backward import after_this_backward, when_backward_begins
 from autoddp.worker.ddp.handlers import DdpEvents
-from autoddp.worker.ddp.private import must_reduce
+from autoddp.worker.ddp.private import learns_order
 from autoddp.worker.ddp.wrapped import Wrapped
 from autoddp.worker.gradients.switch import ReductionSwitch
 
@@ -98,7 +98,7 @@ class UsedParameters(DdpEvents):
 
     def forward_begins(self, ddp: DDP) -> None:
         """See `DdpEvents`. A pass of training is run by all ranks, so they all change in the same one."""
-        if not (torch.is_grad_enabled() and ddp.training and must_reduce(ddp)) or self._switch.as_written(ddp):
+        if not (torch.is_grad_enabled() and ddp.training and learns_order(ddp)) or self._switch.as_written(ddp):
             return
         wrapped = self._of(ddp)
         if wrapped is not None and wrapped.leave_out_static_graph():

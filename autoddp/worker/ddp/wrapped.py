@@ -123,6 +123,8 @@ class Wrapped:
             return ""
         if private.uses_python_reducer(ddp):
             return "torch.compile's python_reducer is on"
+        if private.finalizes_by_hand(ddp):
+            return "the script finalizes its backward passes itself"
         return why_untouchable(self.arguments, ddp.module)
 
     def rebuild(self, configuration: Configuration, start_step: int | None, around: Around | None = None) -> None:

@@ -15,6 +15,7 @@ from autoddp.timing import median, speedup
 from autoddp.wire.started_with import started_with
 from autoddp.worker.ddp.handlers import DdpEvents
 from autoddp.worker.ddp.patch import Patch
+from autoddp.worker.ddp.private import finalizes_by_hand
 from autoddp.worker.ddp.wrapped import Wrapped
 from autoddp.worker.gradients.access import parameters_of
 from autoddp.worker.gradients.switch import ReductionSwitch
@@ -125,4 +126,5 @@ def _needs_its_reduction(ddp: DDP) -> bool:
     With `gradient_as_bucket_view` a gradient lies in its bucket. Where nothing is reduced it would get memory of its
     own beside the bucket's, and a model that just fits would no longer do.
     """
-    return bool(ddp.process_group.size() > 1 or ddp.static_graph or ddp.gradient_as_bucket_view)
+    alone = ddp.process_group.size() == 1
+    return bool(not alone or ddp.static_graph or ddp.gradient_as_bucket_view or finalizes_by_hand(ddp))

@@ -47,7 +47,7 @@ class WaitingForRank(Cause):
         places = {call.place.of_any_group for calls in done_again for call in calls.values()}
         whole = job.recording.whole.values()
         of_all, _ = _waiting(calls for calls in whole if {call.place.of_any_group for call in calls.values()} & places)
-        if of_all[late] < _MOST_CALLS * sum(of_all.values()):
+        if not of_all or of_all[late] < _MOST_CALLS * sum(of_all.values()):  # none, where ranks are on other hosts
             return
         if _stands_elsewhere(job.recording.of_rank[late], script.played[late]) >= _OF_OTHERS * seconds:
             return
