@@ -48,8 +48,8 @@ def test_windows_line_ends_and_byte_order_mark(tmp_path: Path) -> None:
     ("text", "line"),
     [
         ("schema = 1\nmade_by = 3", "made_by = 3: must be a table; write [made_by] above its keys"),
-        ("schema = 1\nschema = 1", "not TOML: Cannot overwrite a value (at end of document)"),
-        ("schema 1", "not TOML: Expected '=' after a key in a key/value pair (at line 1, column 8)"),
+        ("schema = 1\nschema = 1", "overwrite a value (at end of document)"),
+        ("schema 1", "after a key in a key/value pair (at line 1, column 8)"),
         ("schema = 1\nx = " + "[" * 50_000, "nested too deep for a recipe"),
         ("schema = " + "1" * 5000, "not TOML: Exceeds the limit"),
         ("schema" + ".a" * 3000 + " = 1", "nested too deep for a recipe"),
