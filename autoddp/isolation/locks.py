@@ -22,8 +22,6 @@ IsTheUsers = Callable[[str, int], bool]
 """Whether a device, such as `fe:00`, and an inode there are those of the user's file."""
 _LOOKS = 0.05  # seconds
 _OF_THE_FILE = (1 << 56) - 1  # bits of an inode's number: an overlay of several disks puts more above them
-_OVER = "overlay-over-"
-"""Before the device of the file system beneath it, what each overlay of an attempt says that it is of."""
 
 
 def watch_locks(users: Callable[[int], IsTheUsers | None]) -> None:
@@ -38,20 +36,15 @@ def watch_locks(users: Callable[[int], IsTheUsers | None]) -> None:
     )
 
 
-def source_over(device: str) -> str:
-    """Name what an overlay is of, so that processes in it know the device beneath it, which they cannot see."""
-    return f"{_OVER}{device}"
-
-
 def beneath_the_overlay(file: int) -> IsTheUsers | None:
     """The user's file beneath an open one of the attempt's overlays. Locks of others on any other file count already.
 
     An overlay shows the number that a file has beneath it, also where the file was copied.
     """
     mount = mount_at(f"/proc/self/fd/{file}")
-    if mount is None or not mount.source.startswith(_OVER):
+    if mount is None or not mount.covers:
         return None
-    major, _, minor = mount.source.removeprefix(_OVER).partition(":")
+    major, _, minor = mount.covers.partition(":")
     return _file(int(major), int(minor), os.fstat(file).st_ino & _OF_THE_FILE)
 
 

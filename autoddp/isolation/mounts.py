@@ -14,6 +14,13 @@ _WITHOUT_USER_FILES = frozenset(
 )
 """File systems that show the kernel's state. No gvfs: below it are the shares that a desktop has mounted."""
 
+_OVER = "overlay-over-"
+
+
+def source_over(covered: Mount) -> str:
+    """Name what an attempt's overlay is of: processes in it cannot see the device of what it covers, see `covers`."""
+    return f"{_OVER}{covered.device}"
+
 
 @dataclass(frozen=True)
 class Mount:
@@ -29,6 +36,11 @@ class Mount:
     """Numbers of the file system's device: "98:0"."""
     source: str = ""
     """What the file system is of, as its mount says: "/dev/root"."""
+
+    @property
+    def covers(self) -> str:
+        """The device of the file system that this overlay of an attempt covers; "" of any other mount."""
+        return self.source.removeprefix(_OVER) if self.source.startswith(_OVER) else ""
 
     @property
     def is_writable(self) -> bool:

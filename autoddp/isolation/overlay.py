@@ -21,8 +21,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from autoddp.isolation.locks import source_over
-from autoddp.isolation.mounts import Mount, mount_of, visible_mounts
+from autoddp.isolation.mounts import Mount, mount_of, source_over, visible_mounts
 from autoddp.isolation.syscalls import (
     MS_BIND,
     MS_PRIVATE,
@@ -279,7 +278,7 @@ class _Build:
     def _mount_overlay(self, lower: str, upper: str, work: str, target: str) -> None:
         candidates = _candidates(self.layers.syncs, work) if self._options is None else [self._options]
         beneath = mount_of(lower, self.mounts)
-        source = "overlay" if beneath is None else source_over(beneath.device)
+        source = "overlay" if beneath is None else source_over(beneath)
         for number, options in enumerate(candidates):
             # What a refused attempt has left in a work folder would make the next one fail too.
             place = os.path.join(work, str(number))
