@@ -303,16 +303,26 @@ class _Build:
             self._make_read_only(path)
             return
         for entry in sorted(os.scandir(path), key=lambda entry: entry.name):
-            new = self._new(entry.path)
-            if entry.is_symlink():
-                os.symlink(os.readlink(entry.path), new)
-            elif entry.is_dir():
-                os.mkdir(new)
-                self._cover(entry.path)
-            else:
-                os.close(os.open(new, os.O_CREAT | os.O_WRONLY))
-                self._cover_file(entry.path)
+            try:
+                self._cover_entry(entry)
+            except OSError:
+                if os.path.lexists(entry.path):
+                    raise
+                new = self._new(entry.path)  # of what has gone meanwhile, as temporary files of other programs do
+                with contextlib.suppress(OSError):
+                    (os.rmdir if os.path.isdir(new) else os.unlink)(new)
         _copy_status(path, self._new(path))
+
+    def _cover_entry(self, entry: os.DirEntry[str]) -> None:
+        new = self._new(entry.path)
+        if entry.is_symlink():
+            os.symlink(os.readlink(entry.path), new)
+        elif entry.is_dir():
+            os.mkdir(new)
+            self._cover(entry.path)
+        else:
+            os.close(os.open(new, os.O_CREAT | os.O_WRONLY))
+            self._cover_file(entry.path)
 
     def _cover_file(self, path: str) -> None:
         """A file that is a mount point, or lies in a folder that is rebuilt: a copy of it, if it could be changed."""

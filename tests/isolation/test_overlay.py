@@ -51,6 +51,20 @@ overlay.mount = mounts_all_the_same
 """
 """Linux leaves out what an ordinary user may not have, and says so in its log alone."""
 
+ENTRIES_THAT_GO = """
+import os
+from types import SimpleNamespace
+scandir = os.scandir
+
+def with_others(path):
+    for name, is_folder in (("gone", True), ("gone_file", False)):
+        more = {"is_symlink": lambda: False, "is_dir": lambda is_folder=is_folder: is_folder}
+        yield SimpleNamespace(name=name, path=f"{path}/{name}", **more)
+    yield from scandir(path)
+
+os.scandir = with_others
+"""
+
 
 @dataclass
 class Place:
@@ -414,6 +428,19 @@ def test_what_is_mounted_below_is_covered_too(place: Place) -> None:
     assert (protected.read_text(), protected.stat().st_mode & 0o777) == ("protected", 0o444)
     # no overlay of an ordinary user's lies over a folder with mounts below it: there it is read-only
     assert found["written"] is True or (place.user is not None and found["written"] == 30)
+
+
+def test_what_other_programs_remove_meanwhile_is_left_out(place: Place) -> None:
+    """As temporary files beside a folder that has mounts, and so is rebuilt entry by entry for an ordinary user."""
+    inner = place.base / "mounted"
+    inner.mkdir()
+    program = """
+        found["names"] = sorted(name for name in os.listdir(base) if name.startswith(("gone", "mounted")))
+        found["in"] = os.listdir(f"{base}/mounted")
+        """
+    setup = f"mount -t tmpfs -o mode=777 none {inner} && echo kept > {inner}/kept"
+    found = place.run(program, setup, kernel=ENTRIES_THAT_GO)
+    assert found == {"names": ["mounted"], "in": ["kept"]}
 
 
 def test_a_mount_is_seen_under_a_locale_that_is_not_utf_8(place: Place) -> None:
