@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import sys
 import zlib
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ from autoddp.worker.ddp.private import device_of, has_hook, module_parameters, r
 from autoddp.worker.ddp.rebuild import construct as construct_of_torch
 from autoddp.worker.ddp.rebuild import gradients_stay
 from autoddp.worker.ddp.wrapped import Around, Wrapped, model_of, register_by_torch
+from autoddp.worker.gradients.access import remove_all_handlers
 from autoddp.worker.process.device import is_capturing
 from autoddp.worker.process.rank_store import RankStore
 
@@ -104,6 +106,16 @@ class Patch:
         private.replace_methods(builtin, self._wrap_static_graph())
         DDP.__getstate__ = self._wrap_pickling()  # type: ignore[method-assign]
         DDP.__setstate__ = self._wrap_unpickling()  # type: ignore[method-assign]
+        os.register_at_fork(after_in_child=self._forked)
+
+    def _forked(self) -> None:
+        """Tell nobody anything in a fork of a process that trains, as for an evaluation: it would speak for its parent.
+
+        A fork from before the first object may be a rank that the script starts itself.
+        """
+        if Patch.has_built:
+            self.events = DdpEvents()
+            remove_all_handlers()
 
     def _watch_forward(self) -> None:
         """Patch the forward pass. This waits for the first object, because importing torch._dynamo takes a second."""

@@ -97,6 +97,12 @@ def remove_handler(handler: GradientHandler) -> None:
     _handlers = tuple(other for other in _handlers if other is not handler)
 
 
+def remove_all_handlers() -> None:
+    """Tell nobody any more."""
+    global _handlers
+    _handlers = ()
+
+
 def _has(handler: GradientHandler, event: Callable[..., Any]) -> bool:
     return getattr(type(handler), event.__name__) is not event
 
