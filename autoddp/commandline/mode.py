@@ -361,29 +361,13 @@ def _chosen_mode(options: Options) -> Mode:
             "rank too, its reduction is left out (exact)"
         )
         return replace(mode, tune=False, bypass=True, says=says)
-    found, unsound = _sound([saved(path) for path in found_recipes(options)] if options.trials is None else [])
+    found = [saved(path) for path in found_recipes(options)] if options.trials is None else []
     hidden = hidden_recipes(options) if options.trials is None else []
     if options.objective is not None:  # a recipe of another objective, or of none, may be right for that one alone
         found = [one for one in found if one.recipe.evidence.objective == options.objective.text]
     if not found and hidden:
         return replace(mode, says=f"{hidden[0]} cannot be read by this user: tuning")
-    if found:
-        mode = _with_found_recipe(found, mode, options)
-        return replace(mode, says="; ".join([mode.says, *(f"left out: {why}" for why in unsound)]))
-    return replace(mode, says=f"tuning, without a recipe: {'; '.join(unsound)}" if unsound else "")
-
-
-def _sound(found: Sequence[_Saved]) -> tuple[list[_Saved], list[str]]:
-    """The recipes that can be read, and why others cannot: a file that nobody has named must not stop the job."""
-    sound, others = [], []
-    for one in found:
-        try:
-            _ = one.recipe
-        except RecipeError as error:
-            others.append(str(error))
-        else:
-            sound.append(one)
-    return sound, others
+    return _with_found_recipe(found, mode, options) if found else mode
 
 
 def _require_its_objective(saved: _Saved, options: Options) -> None:

@@ -26,7 +26,7 @@ from autoddp.commandline.saved_recipes import (
     remove_notes,
     script_names,
 )
-from autoddp.errors import NotTuned, RecipeError, UnfitRecipe
+from autoddp.errors import NotTuned, UnfitRecipe
 from autoddp.knobs import Configuration, Rung
 from autoddp.network.own_network import Network
 from autoddp.recipe import Evidence, Fits, LadderEntry, MadeBy, Recipe, load, save
@@ -575,20 +575,6 @@ def test_a_note_from_before_the_recipe_says_nothing_of_it() -> None:
     for date in ("2126-02-02T00:00:00Z", "yesterday"):  # a clock that is wrong, and a date that was written by hand
         save(recipe(["train.py"], date=date), "proj.train.autoddp.toml", previous=Path("previous.toml"))
         assert plan("train.py").tune
-
-
-def test_a_recipe_that_was_found_and_is_not_sound_stops_no_job() -> None:
-    """Git has left its marks in it, an editor has cut it, or a newer autoddp has written it."""
-    Path("proj.train.autoddp.toml").write_text("<<<<<<< HEAD\nschema = 1\n")
-    found = plan("train.py")
-    assert found.tune
-    assert "proj.train.autoddp.toml: not TOML: Invalid statement (at line 1, column 1)" in found.says
-    save(recipe(["train.py"]), "proj.train.2.autoddp.toml")
-    found = plan("train.py")
-    assert found.path == Path("proj.train.2.autoddp.toml")
-    assert "left out: proj.train.autoddp.toml: not TOML: " in found.says
-    with pytest.raises(RecipeError, match="not TOML"):  # who names it means it
-        plan("--recipe", "proj.train.autoddp.toml", "train.py")
 
 
 def test_a_script_elsewhere_is_known_by_folder_and_name(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
