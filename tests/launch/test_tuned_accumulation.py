@@ -86,7 +86,8 @@ def test_the_rung_is_tried_and_measured_by_the_sample(study):
     assert all(trial["state"] != "failed" for trial in trials)
     entry = next(entry for entry in summary["ladder"] if entry["rung"] == "batch")
     assert entry["rounds"]
-    measured = [json.loads(line) for path in launch.folder.glob(".autoddp/2*/journal.jsonl") for line in open(path)]
+    (journal,) = launch.folder.glob(".autoddp/2*/journal.jsonl")
+    measured = [json.loads(line) for line in journal.read_text().splitlines()]
     together = {one["asked"]["configuration"].get("accumulate_steps", 1): one["asked"]["at_once"] for one in measured}
     assert together == {1: 1, 4: 4}
     recipe = load(launch.folder / "scripts.large_batch.autoddp.toml")

@@ -146,3 +146,18 @@ def test_passes_that_the_script_finalizes_itself_are_reduced(alone: dist.Process
     assert ddp.require_manual_backward_finalization
     ddp(torch.ones(1, 2)).sum().backward()
     getattr(ddp, "finalize_backward", lambda: None)()
+
+
+def test_gradients_of_one_rank_among_others_are_not_rounded(
+    alone: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a part of a model that one rank trains alone: nothing travels, so a lossy hook would gain nothing."""
+    ddp = DDP(torch.nn.Linear(2, 2))
+    wrapped = Wrapped(ddp, {})
+    for world_size, is_exact in ((1, False), (2, True)):
+        monkeypatch.setattr(dist, "get_world_size", lambda: world_size)  # noqa: B023
+        wrapped.rebuild(Configuration({"hook": "bf16"}), 0)
+        ddp.zero_grad()
+        ddp(torch.full((1, 2), 1 / 3)).sum().backward()
+        assert torch.equal(ddp.module.weight.grad, torch.full((2, 2), 1 / 3)) is is_exact
+        assert wrapped.leave_out_hook()

@@ -211,8 +211,9 @@ class Wrapped:
         if self.script_hook is not None:
             self.script_hook(ddp)
             return
-        # No hook of ours takes the bucket of a sparse gradient.
-        found = None if self.is_sparse else hook_for(configuration, ddp.process_group, start_step, self.model)
+        # No hook of ours takes the bucket of a sparse gradient. Of one rank among others nothing travels.
+        is_left_out = self.is_sparse or ddp.process_group.size() == 1 < _ranks_of_job(ddp)
+        found = None if is_left_out else hook_for(configuration, ddp.process_group, start_step, self.model)
         if found is not None:
             state, hook = found
             self._register_own(ddp, state, around(hook, ddp.process_group, self.model) if around else hook)
@@ -353,13 +354,17 @@ def model_of(ddp: DDP) -> Model:
 def why_another_world(ddp: DDP, started: int) -> str:
     """Why the script's ranks are not the `started` ones of the launchers; "" if they are, or `started` is 0: not known.
 
-    A script may start ranks itself, or say itself which ones there are. Its ranks are those of the default process
-    group, or of the object's own group if that has more.
+    A script may start ranks itself, or say itself which ones there are.
     """
-    ranks = max(dist.get_world_size() if dist.is_initialized() else 0, ddp.process_group.size())
+    ranks = _ranks_of_job(ddp)
     if started in (0, ranks):
         return ""
     return f"the script trains with {ranks} ranks, and autoddp has started {started}"
+
+
+def _ranks_of_job(ddp: DDP) -> int:
+    """The number of ranks of the default process group, or of the object's own group if that has more."""
+    return max(dist.get_world_size() if dist.is_initialized() else 0, ddp.process_group.size())
 
 
 class _LoggerWithoutSamples:
