@@ -11,6 +11,7 @@ import errno
 import os
 import secrets
 import stat
+import sys
 from pathlib import Path
 
 _PRIVATE, _USUAL = 0o600, 0o666
@@ -26,13 +27,12 @@ def write_whole(path: Path, content: str | bytes, *, private: bool = False, new:
     # The scratch file has a random name, because other processes and hosts may write the same file into a shared
     # folder. mkstemp is not used, because it lets only the owner read the file, whatever the umask.
     scratch = path.with_name(f".autoddp-{secrets.token_hex(8)}.tmp")
+    whole = content.encode() if isinstance(content, str) else content
     try:
-        with open(scratch, "xb", opener=_private if private else None) as file:
-            if not private:
-                _keep_mode(file.fileno(), path)
-            file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())  # otherwise the file may be empty after a power cut
+        try:
+            _write(scratch, whole, private, path, named_at_the_end=True)
+        except OSError:  # NFS and some other file systems have no files without a name
+            _write(scratch, whole, private, path, named_at_the_end=False)
         if new:
             _name_new(scratch, path)
         else:
@@ -64,6 +64,31 @@ def append(path: Path, text: str) -> None:
     """Add `text` to the end of a file, which is made as one that only this user can read. OSError."""
     with open(path, "a", encoding="utf-8", errors="backslashreplace", opener=_private) as file:
         file.write(text)
+
+
+def _write(path: Path, whole: bytes, private: bool, like: Path, *, named_at_the_end: bool) -> None:
+    """Make the file `path`; if it is not `private`, with the mode of the file `like`.
+
+    One that is `named_at_the_end` vanishes with this process, which may be killed while a slow disk takes the content.
+    """
+
+    def opener(name: str, flags: int) -> int:
+        mode = _PRIVATE if private else _USUAL
+        if not named_at_the_end:
+            return os.open(name, flags, mode)
+        if sys.platform == "linux":
+            return os.open(os.path.dirname(name) or ".", os.O_TMPFILE | os.O_WRONLY, mode)
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP), name)
+
+    with open(path, "xb", opener=opener) as file:
+        if not private:
+            _keep_mode(file.fileno(), like)
+        file.write(whole)
+        file.flush()
+        os.fsync(file.fileno())  # otherwise the file may be empty after a power cut
+        if named_at_the_end:
+            us = file.fileno()  # with a folder, which an absolute path does not need, Python follows the link
+            os.link(f"/proc/self/fd/{us}", path, src_dir_fd=us, follow_symlinks=True)
 
 
 def _private(path: str, flags: int) -> int:

@@ -26,7 +26,7 @@ from layouts import bucket_part
 
 import autoddp.attempts.tune
 from autoddp.attempts.preparation import prepared
-from autoddp.commandline.options import parse
+from autoddp.commandline.words import parse
 from autoddp.hosts.agreement import agree
 from autoddp.hosts.together import Hosts
 from autoddp.knobs import AS_WRITTEN, GRADIENT_RUNGS, Configuration, Rung

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -52,6 +53,32 @@ except OSError as error:
     assert done.stdout.strip() == "27", done.stderr  # EFBIG
     assert place.read_text() == "old"
     assert os.listdir(tmp_path) == ["a"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere each file has a name")
+def test_one_that_is_killed_while_the_disk_is_slow_leaves_nothing(tmp_path: Path) -> None:
+    try:
+        os.close(os.open(tmp_path, os.O_TMPFILE | os.O_WRONLY))
+    except OSError:
+        pytest.skip("this file system has no files without a name")
+    place = tmp_path / "a"
+    write_whole(place, "old")
+    program = f"""
+import os, signal
+from pathlib import Path
+from autoddp.files import write_whole
+os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+write_whole(Path({str(place)!r}), "new")
+"""
+    assert subprocess.run([sys.executable, "-c", program]).returncode == -signal.SIGKILL
+    assert place.read_text() == "old"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere each file has a name")
+def test_a_file_system_without_nameless_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.O_TMPFILE", os.O_DIRECTORY)  # the answer of such a one: it is a folder
+    test_text_and_bytes(tmp_path, "Übermut\n")
 
 
 def test_a_reader_never_finds_half(tmp_path: Path) -> None:

@@ -89,11 +89,12 @@ PRIVATE_TO_OTHERS = {
     # Whether a GPU has a context of this process: nothing public tells where the allocator does not.
     ("worker/process/device.py", "_cuda_hasPrimaryContext"),
     # argparse has no public list of a parser's options.
-    ("commandline/options.py", "_actions"),
+    ("commandline/parsers.py", "_actions"),
+    ("commandline/words.py", "_actions"),
     ("cli/completion.py", "_actions"),
     ("cli/parser.py", "_option_string_actions"),
-    ("commandline/options.py", "_add_action"),
-    ("commandline/options.py", "_option_string_actions"),
+    ("commandline/parsers.py", "_add_action"),
+    ("commandline/parsers.py", "_option_string_actions"),
     # Work of a known length for a GPU, without a kernel of ours: torch's own tests use it, and nothing public does it.
     ("worker/process/device.py", "_sleep"),
     # Whether this thread is in a backward pass: modes that begin or end there are undone behind it.

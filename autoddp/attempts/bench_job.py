@@ -14,8 +14,9 @@ from typing import Any, NoReturn, TypeVar
 
 from autoddp.attempts.keeper import Keeper
 from autoddp.bench import BenchResult, Settings, sizes
-from autoddp.commandline.options import given_to_torchrun, meant_by, option_names
+from autoddp.commandline.parsers import meant_by, option_names
 from autoddp.commandline.place import require_master, settle
+from autoddp.commandline.words import given_to_torchrun
 from autoddp.errors import JobFailed, UsageError
 from autoddp.hosts.agreement import agree
 from autoddp.log import show_exactly

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from autoddp.cli.parser import Parser
-from autoddp.commandline.options import all_options
+from autoddp.commandline.parsers import all_options
 from autoddp.commandline.script import COMMANDS
 from autoddp.log import show_exactly
 

@@ -12,10 +12,12 @@ from autoddp.attempts.tune import Tuned, Tuning
 from autoddp.cli.tuned import Results
 from autoddp.codec import finite
 from autoddp.commandline.mode import Mode, choose_to_diagnose
-from autoddp.commandline.options import Options, help_text, parse_with_switch
+from autoddp.commandline.options import Options
+from autoddp.commandline.parsers import help_text
 from autoddp.commandline.place import require_master
 from autoddp.commandline.script import require_current_folder, require_script, script_digest
 from autoddp.commandline.secret_words import without_secrets
+from autoddp.commandline.words import parse_with_switch
 from autoddp.diagnose import NOTHING
 from autoddp.errors import NotTuned, UsageError
 from autoddp.hosts.agreement import agree

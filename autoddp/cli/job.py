@@ -9,7 +9,8 @@ from pathlib import Path
 
 from autoddp.cli.parser import Parser
 from autoddp.cluster.job_files import FILES, JobRequest
-from autoddp.commandline.options import Options, parse
+from autoddp.commandline.options import Options
+from autoddp.commandline.words import parse
 from autoddp.errors import UsageError
 from autoddp.log import printable, show_exactly
 from autoddp.torchrun.options import torchrun_parser

@@ -19,12 +19,14 @@ from typing import TYPE_CHECKING
 
 from autoddp.commandline.environment import job_environment
 from autoddp.commandline.mode import Mode, choose, for_hosts
-from autoddp.commandline.options import Options, help_text, parse
+from autoddp.commandline.options import Options
+from autoddp.commandline.parsers import help_text
 from autoddp.commandline.place import require_master
 from autoddp.commandline.project import from_project
 from autoddp.commandline.rank_count import set_one
 from autoddp.commandline.script import come_back_to, is_command, require_current_folder, require_script, script_digest
 from autoddp.commandline.secret_words import without_secrets
+from autoddp.commandline.words import parse
 from autoddp.errors import AutoddpError
 from autoddp.hosts.late_hosts import Running
 from autoddp.hosts.together import Hosts

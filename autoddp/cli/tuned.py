@@ -14,10 +14,11 @@ from typing import Any
 from autoddp.attempts.job_machine import NO_DDP
 from autoddp.attempts.tune import Tuned
 from autoddp.commandline.mode import Mode
-from autoddp.commandline.options import TAKEN_AFTER_THE_SCRIPT, Options, given_words
+from autoddp.commandline.options import Options
 from autoddp.commandline.rank_count import set_one
 from autoddp.commandline.saved_recipes import arguments_digest, is_looked_for, place_for, remove_notes, script_names
 from autoddp.commandline.secret_words import without_secrets
+from autoddp.commandline.words import TAKEN_AFTER_THE_SCRIPT, given_words
 from autoddp.diagnose.collectives import CommunicationDiagnosis
 from autoddp.errors import AutoddpError, NotTuned, PlaceTaken, RecipeError, UnfitRecipe, first_line
 from autoddp.hosts.late_hosts import Plan, Running, differs

@@ -26,7 +26,8 @@ from importlib.util import find_spec
 from types import CodeType, ModuleType
 from typing import Any
 
-from autoddp.commandline.options import leading_own, own_parser, parse_apart
+from autoddp.commandline.parsers import own_parser
+from autoddp.commandline.words import leading_own, parse_apart
 from autoddp.errors import UsageError
 from autoddp.log import show_exactly, tell
 from autoddp.wire.worker_config import INJECT, require_injection

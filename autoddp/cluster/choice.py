@@ -10,7 +10,7 @@ from autoddp.cluster.hyperpod_eks import HyperPodEks
 from autoddp.cluster.jobset import JobSet
 from autoddp.cluster.kubeflow import Kubeflow, OlderPyTorchJob
 from autoddp.cluster.model_arts import ModelArts
-from autoddp.cluster.mpi import MpiRanks
+from autoddp.cluster.mpi import MpiLaunchers, MpiRanks
 from autoddp.cluster.pai_dlc import PaiDlc
 from autoddp.cluster.sagemaker import SageMaker
 from autoddp.cluster.single_ranks import SingleRanks
@@ -34,6 +34,7 @@ PLATFORMS: Sequence[type[Platform]] = (
     Slurm,
     JobSet,
     OlderPyTorchJob,
+    MpiLaunchers,
     SingleRanks,
 )
 """The innermost first: what starts the user's command, then operators, then Slurm; what tells little comes last."""
@@ -41,7 +42,9 @@ PLATFORMS: Sequence[type[Platform]] = (
 
 def platforms_here(variables: Mapping[str, str]) -> list[Platform]:
     """The platforms whose variables are set, the innermost first."""
-    return [platform for kind in PLATFORMS if (platform := kind(variables)).detected]
+    found = [platform for kind in PLATFORMS if (platform := kind(variables)).detected]
+    # Any other platform around mpirun knows the master, or at least its own numbers of the nodes.
+    return [one for one in found if len(found) == 1 or not isinstance(one, MpiLaunchers)]
 
 
 def require_same_nodes(platforms: Sequence[Platform]) -> None:

@@ -1,6 +1,8 @@
 """Floor 5. What a command line means: from its words to the job that is to be launched.
 
-options            the words, and what the environment adds
+words              whose each word is: autoddp's, torchrun's or the script's; and what the environment adds
+parsers            autoddp's and torchrun's, what they refuse, and their help
+options            the fields that the words set: the defaults, and the rules for values
 place              the node's place in its job, where a cluster tells it
 project            what pyproject.toml adds
 script             the file that the words name

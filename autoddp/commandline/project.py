@@ -16,7 +16,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from autoddp.commandline.options import Options, of_words, option_names, own_parser
+from autoddp.commandline.options import Options
+from autoddp.commandline.parsers import option_names, own_parser
+from autoddp.commandline.words import of_words
 from autoddp.errors import UsageError, did_you_mean, first_line
 from autoddp.files import read_at_most
 from autoddp.knobs import Rung

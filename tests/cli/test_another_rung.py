@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from autoddp.commandline.mode import choose
-from autoddp.commandline.options import parse
+from autoddp.commandline.words import parse
 from autoddp.errors import UnfitRecipe
 from autoddp.knobs import AS_WRITTEN, Configuration, Rung
 from autoddp.recipe import Evidence, Fits, LadderEntry, MadeBy, Recipe, save

@@ -18,7 +18,9 @@ from terminals import terminal
 
 from autoddp.cli.diagnose import _HELP, _columns, run
 from autoddp.commandline.mode import choose_to_diagnose
-from autoddp.commandline.options import _DECLARED, help_text, parse
+from autoddp.commandline.options import DECLARED
+from autoddp.commandline.parsers import help_text
+from autoddp.commandline.words import parse
 from autoddp.diagnose import CAUSES
 from autoddp.diagnose.rounds import _NO_TIME
 from autoddp.errors import AutoddpError, UsageError
@@ -272,7 +274,7 @@ def test_no_option_is_ignored_in_silence(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
     listed = help_text(whole=True, of_diagnose=True) + _HELP
-    for option, declared in _DECLARED.items():
+    for option, declared in DECLARED.items():
         words = [option, *([declared["example"] or "x"] if "type" in declared else []), "train.py"]
         if f"\n  {option}" in listed:
             assert parse(words).not_of_a_diagnosis == []

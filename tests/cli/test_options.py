@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from torch.distributed.run import get_args_parser
 
-from autoddp.commandline.options import RESERVED, Options, help_text, own_parser, parse, parse_apart
+from autoddp.commandline.options import Options
+from autoddp.commandline.parsers import help_text, own_parser
 from autoddp.commandline.script import COMMANDS
+from autoddp.commandline.words import RESERVED, parse, parse_apart
 from autoddp.errors import UsageError
 from autoddp.isolation import Level
 from autoddp.knobs import Rung

@@ -15,8 +15,8 @@ from autoddp.attempts.tune import Tuned
 from autoddp.cli.tuned import Results, joined
 from autoddp.commandline.environment import job_environment
 from autoddp.commandline.mode import Mode
-from autoddp.commandline.options import parse
 from autoddp.commandline.saved_recipes import arguments_digest, script_names
+from autoddp.commandline.words import parse
 from autoddp.errors import NothingReadable, NotTuned, UnfitRecipe
 from autoddp.files import write_whole
 from autoddp.hosts.late_hosts import Plan, Running

@@ -18,7 +18,7 @@ import pytest
 from launchers import AUTODDP, REPORTER, ROOT, SCRIPTS, TORCHRUN, Launch, environment, free_port, start, whole
 
 from autoddp.cli.wrap import _HELP
-from autoddp.commandline.options import leading_own, parse_apart
+from autoddp.commandline.words import leading_own, parse_apart
 
 BIN = Path(sys.executable).parent
 WRAP = (*AUTODDP, "wrap", "--trials", "0")

@@ -25,6 +25,8 @@ NODE: dict[str, Callable[[int], dict[str, str]]] = {
     "torchx": lambda node: {},
     "jobset": lambda node: {"JOB_COMPLETION_INDEX": str(node)},
     "hyperpod-eks": lambda node: {"NPROC_PER_NODE": "1"},
+    "open-mpi-launchers": lambda node: {"OMPI_COMM_WORLD_RANK": str(node)},
+    "mpich-launchers": lambda node: {"PMI_RANK": str(node)},
     "ray-train": lambda node: {**RANKS, "RANK": str(node), "NODE_RANK": str(node)},
     "composer": lambda node: {**RANKS, "RANK": str(node), "NODE_RANK": str(node)},
     "pytorchjob-without-pet": lambda node: {"RANK": str(node)},
@@ -36,6 +38,8 @@ MISSING: dict[str, tuple[str, ...]] = {
     "torchx": ("--nnodes", "--node-rank"),
     "jobset": ("--nnodes", "--master-addr"),
     "hyperpod-eks": ("--node-rank", "--master-addr"),
+    "open-mpi-launchers": ("--master-addr",),
+    "mpich-launchers": ("--master-addr",),
     **dict.fromkeys(
         ("ray-train", "composer", "pytorchjob-without-pet", "volcano-two-tasks"),
         ("--nnodes", "--node-rank", "--master-addr"),

@@ -12,10 +12,11 @@ from recorded import NAMES, read
 
 from autoddp.attempts.bench_job import parse as bench
 from autoddp.commandline import place as module
-from autoddp.commandline.options import parse, torchrun_parser
+from autoddp.commandline.words import parse
 from autoddp.errors import UsageError
 from autoddp.log import tell_wrapped
 from autoddp.processes import silence
+from autoddp.torchrun.options import torchrun_parser
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +34,7 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
         "AZ",
         "OMPI_",
         "MPI_LOCAL",
+        "PMI_",
         "JOB_COMPLETION",
         "AUTODDP",
     )
@@ -94,6 +96,8 @@ REFUSED = {
     "open-mpi-ranks": "mpirun --map-by ppr:1:node",
     "intel-mpi-ranks-in-slurm": "mpirun -ppn 1",
     "hyperpod-eks": "give --node-rank and --master-addr",
+    "open-mpi-launchers": "it tells no master: give --master-addr",
+    "mpich-launchers": "it tells no master: give --master-addr",
 }
 """Situation in which no job can start without a flag → the fix."""
 
@@ -231,6 +235,15 @@ def test_a_flag_for_what_is_missing_completes_the_place(understood) -> None:
     assert place(found) == ("2", 1, "m", None, "8", "none")
     found, _ = understood(read("jobset"), "--nnodes", "2", "--master-addr", "m")
     assert place(found) == ("2", 1, "m", None, "1", "none")
+    for name in ("open-mpi-launchers", "mpich-launchers"):
+        found, _ = understood(read(name), "--master-addr", "m")
+        assert place(found) == ("2", 1, "m", None, "1", "none")
+
+
+def test_mpirun_inside_slurm_leaves_the_place_to_slurm(understood) -> None:
+    found, (line,) = understood(read("mpich-launchers") | read("slurm-step-node1"))
+    assert place(found) == TOLD["slurm-step-node1"]
+    assert line.startswith("Slurm: ")
 
 
 def test_the_number_of_ranks_that_a_platform_tells_counts_as_given(monkeypatch) -> None:

@@ -245,7 +245,7 @@ class Batch:
         from torch.distributed.run import config_from_args
 
         from autoddp.cli.main import Job, launch
-        from autoddp.commandline.options import parse
+        from autoddp.commandline.words import parse
         from autoddp.errors import UsageError
 
         try:
@@ -284,7 +284,7 @@ class Batch:
 def main() -> None:
     folder, count = Path(sys.argv[1]), int(sys.argv[2])
     dice, batch = random.Random(20261122), Batch(folder)
-    from autoddp.commandline.options import parse
+    from autoddp.commandline.words import parse
     from autoddp.errors import UsageError
 
     ways, refused, differ, taken = dict.fromkeys(WAYS, 0), 0, [], 0

@@ -18,7 +18,7 @@ from torch.distributed import PrefixStore, TCPStore
 
 from autoddp.attempts.job_machine import NO_DDP
 from autoddp.attempts.tune import Tuned, Tuning
-from autoddp.commandline.options import parse
+from autoddp.commandline.words import parse
 from autoddp.errors import HostLost
 from autoddp.hosts import presence
 from autoddp.hosts import together as module

@@ -32,7 +32,7 @@ from autoddp.attempts.tune import Tuning
 from autoddp.cli import wrap
 from autoddp.cli.diagnose import examine
 from autoddp.cli.main import prepare
-from autoddp.commandline.options import parse
+from autoddp.commandline.words import parse
 from autoddp.errors import UsageError
 from autoddp.hosts.together import Hosts
 from autoddp.isolation import Level

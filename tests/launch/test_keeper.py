@@ -21,7 +21,7 @@ from traces.room import may_bind
 from autoddp.attempts import keeper as keeper_module
 from autoddp.attempts.keeper import Attempt, Keeper, Shelter
 from autoddp.commandline.mode import choose_to_diagnose
-from autoddp.commandline.options import parse
+from autoddp.commandline.words import parse
 from autoddp.isolation import Level, syscalls
 from autoddp.processes import silence
 from autoddp.processes.polling import polls

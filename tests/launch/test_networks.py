@@ -21,7 +21,7 @@ from launchers import AUTODDP, ROOT, SCRIPTS, TORCHRUN, start
 from autoddp.cli.main import _running
 from autoddp.commandline import environment
 from autoddp.commandline.mode import Mode
-from autoddp.commandline.options import parse
+from autoddp.commandline.words import parse
 from autoddp.hosts.agreement import Agreement
 from autoddp.hosts.together import Hosts
 from autoddp.network import interface_probe, interface_selection

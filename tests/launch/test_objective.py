@@ -25,7 +25,7 @@ from autoddp.attempts.starts.progress import StepsMade
 from autoddp.cli import recipe as recipe_command
 from autoddp.cli import report as report_command
 from autoddp.commandline.mode import choose
-from autoddp.commandline.options import parse
+from autoddp.commandline.words import parse
 from autoddp.diagnose.collectives.ends import StepEnds
 from autoddp.diagnose.collectives.recording import Recording
 from autoddp.errors import UsageError

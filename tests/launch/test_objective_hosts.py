@@ -16,7 +16,7 @@ import pytest
 from launchers import AUTODDP, PATIENCE, Launch, start, wait_for
 
 from autoddp.commandline.mode import choose
-from autoddp.commandline.options import parse
+from autoddp.commandline.words import parse
 from autoddp.recipe import load
 
 pytestmark = pytest.mark.lab

@@ -8,7 +8,8 @@ import pytest
 
 from autoddp.cli.main import with_project
 from autoddp.commandline.mode import choose
-from autoddp.commandline.options import Options, parse
+from autoddp.commandline.options import Options
+from autoddp.commandline.words import parse
 from autoddp.errors import UsageError
 from autoddp.knobs import Rung
 

@@ -8,8 +8,8 @@ import torch
 
 from autoddp.commandline.local_fingerprint import visible_gpus
 from autoddp.commandline.mode import choose
-from autoddp.commandline.options import parse
 from autoddp.commandline.rank_count import idle_gpus, set_one, set_ranks, usable_nodes
+from autoddp.commandline.words import parse
 from autoddp.errors import UsageError
 from autoddp.topology import NumaNode, numa_nodes
 from autoddp.topology.system.machine import cpu

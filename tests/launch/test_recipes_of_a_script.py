@@ -16,7 +16,7 @@ from autoddp import topology
 from autoddp.commandline import local_fingerprint
 from autoddp.commandline.environment import job_environment
 from autoddp.commandline.mode import Mode, choose, for_hosts
-from autoddp.commandline.options import Options, parse
+from autoddp.commandline.options import Options
 from autoddp.commandline.saved_recipes import (
     Note,
     arguments_digest,
@@ -26,6 +26,7 @@ from autoddp.commandline.saved_recipes import (
     remove_notes,
     script_names,
 )
+from autoddp.commandline.words import parse
 from autoddp.errors import NotTuned, UnfitRecipe
 from autoddp.knobs import Configuration, Rung
 from autoddp.network.own_network import Network

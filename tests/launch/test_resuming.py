@@ -19,7 +19,7 @@ from autoddp.attempts.journal import Journal
 from autoddp.attempts.resuming import _entries, changed_since, cut_off, job_now, study_begins, study_is_over
 from autoddp.attempts.starts.start_journal import MeasuredStart, Shown, ShownByHost, StartJournal, read_starts
 from autoddp.codec import encode
-from autoddp.commandline.options import parse
+from autoddp.commandline.words import parse
 from autoddp.knobs import AS_WRITTEN, Configuration
 from autoddp.runs.folder import RunFolder
 from autoddp.study import StudySettings

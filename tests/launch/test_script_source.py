@@ -11,8 +11,8 @@ import pytest
 from launchers import environment
 
 from autoddp.commandline.mode import choose
-from autoddp.commandline.options import parse
 from autoddp.commandline.script import ScriptSource, script_digest, script_path
+from autoddp.commandline.words import parse
 from autoddp.errors import NotTuned
 
 HAVE_IT = {

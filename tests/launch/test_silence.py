@@ -15,7 +15,8 @@ from autoddp import log
 from autoddp.attempts.preparation import prepared
 from autoddp.cli.diagnose import examine
 from autoddp.cli.main import prepare
-from autoddp.commandline.options import Options, parse
+from autoddp.commandline.options import Options
+from autoddp.commandline.words import parse
 from autoddp.processes import silence
 from autoddp.processes.silence import awaiting
 

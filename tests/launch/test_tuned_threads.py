@@ -11,7 +11,7 @@ from launchers import AUTODDP, REPORTER, SCRIPTS, start
 
 from autoddp.commandline.environment import job_environment
 from autoddp.commandline.mode import choose
-from autoddp.commandline.options import parse
+from autoddp.commandline.words import parse
 from autoddp.knobs import Configuration
 from autoddp.network.own_network import Network
 from autoddp.recipe import Evidence, Fits, MadeBy, Recipe, load, save

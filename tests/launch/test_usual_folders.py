@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from autoddp.attempts.preparation import prepared
-from autoddp.commandline.options import parse
 from autoddp.commandline.saved_recipes import Note, found_recipes
+from autoddp.commandline.words import parse
 from autoddp.errors import UsageError
 from autoddp.runs.folder import RunFolder
 from autoddp.runs.usual_folders import OUTPUT, Folders, elsewhere, make, usual_folders

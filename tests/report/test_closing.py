@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from autoddp.commandline.options import parse
+from autoddp.commandline.words import parse
 from autoddp.knobs import AS_WRITTEN, Configuration, Rung
 from autoddp.report import try_next, what_was_won
 from autoddp.study.outcome import Decision, Standing

@@ -10,8 +10,8 @@ from pathlib import Path
 from other_user import as_another_user, needs_root
 
 from autoddp.commandline.mode import choose
-from autoddp.commandline.options import parse
 from autoddp.commandline.script import require_script
+from autoddp.commandline.words import parse
 from autoddp.errors import UsageError
 
 
