@@ -168,12 +168,19 @@ class Mode:
 
 def _of_ladder(recipe: Recipe, rung: Rung, accumulate_up_to: int) -> Configuration:
     """What a study would have launched for a user who allows this; what was written by hand stays, if it is allowed."""
-    stays = recipe.configuration.allowed_by(rung, accumulate_up_to)
-    launched = next((entry for entry in recipe.ladder if _launches(recipe, entry)), None)
-    if stays and recipe.configuration and launched is None:
+    if _is_by_hand(recipe) and recipe.configuration.allowed_by(rung, accumulate_up_to):
         return recipe.configuration
     best = best_allowed(recipe.ladder, rung, accumulate_up_to)
     return best.configuration if best else AS_WRITTEN
+
+
+def _is_by_hand(recipe: Recipe) -> bool:
+    """Whether no study would have launched this: it is not in the ladder, or not surely faster."""
+    launched = next((entry for entry in recipe.ladder if _launches(recipe, entry)), None)
+    if launched is None:
+        return bool(recipe.configuration)
+    own = launched.configuration
+    return best_allowed(recipe.ladder, own.gradient_rung, own.steps_per_update) is not launched
 
 
 def _launches(recipe: Recipe, entry: LadderEntry) -> bool:

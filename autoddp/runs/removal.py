@@ -15,6 +15,8 @@ import stat
 import sys
 from collections.abc import Collection, Iterator
 
+from autoddp.runs.owner import MARK
+
 _DEEPEST = 40
 """Levels that are open at once. Deeper folders are moved up first, or open files and the stack would run out."""
 _GET_FLAGS, _SET_FLAGS = 0x80086601, 0x40086602
@@ -34,11 +36,18 @@ def remove_contents(folder: int, spare: Collection[str] = ()) -> bool:
 
 
 def remove_folder(path: str) -> None:
-    """Remove a folder of ours with all that the script has put there, as far as that is possible. Never raises."""
+    """Remove a folder of ours with all that the script has put there, as far as that is possible. Never raises.
+
+    If it has a mark, that is the last to go: where this process is killed meanwhile, the next run finds what is left.
+    """
     parent, name = os.path.split(path)
     with opened(parent) as handle:
         if handle is not None:
-            remove_entry(handle, name)
+            removal = _Removal(handle)
+            with opened(name, handle) as folder:
+                if folder is not None:
+                    removal.contents(folder, 0, spare=[MARK])
+            removal.entry(handle, name, 0)
 
 
 @contextlib.contextmanager

@@ -119,6 +119,23 @@ def test_what_the_study_leaves_the_recipe_leaves() -> None:
         assert launched_by(recipe, chosen) == (AS_WRITTEN, {})
 
 
+@pytest.mark.parametrize("values", [EXACT[0], EXACT[1], NEAR[1], BATCH[0]])
+def test_an_entry_of_the_ladder_that_the_user_has_chosen_stays(values: dict[str, object]) -> None:
+    """It was not surely faster, so the study has left it; whoever writes it into the recipe wants it all the same."""
+    baseline = [1.0] * 6
+    unsure = standing(values, baseline, [0.5, 1.4, 0.6, 1.2, 0.8, 1.3])
+    plan = StudySettings(allow=Rung.NEAR, accumulate_up_to=2)
+    recipe = recipe_of(outcome(ladder_of([unsure]), baseline, plan), STEPS)
+    assert (recipe.configuration, recipe.env) == (AS_WRITTEN, {})
+    own = Configuration(values)
+    chosen = replace(recipe, configuration=own.without_variables, env=own.variables)
+    for allowed in (None, (Rung.NEAR, 2), (Rung.LOSSY, 8)):
+        assert launched_by(chosen, allowed) == (own.without_variables, own.variables)
+    stays = own.allowed_by(Rung.EXACT, 1)
+    assert launched_by(chosen, (Rung.EXACT, 1))[0] == (own.without_variables if stays else AS_WRITTEN)
+    assert launched_by(recipe, (Rung.NEAR, 2)) == (AS_WRITTEN, {})
+
+
 def without_margins(recipe: Recipe) -> Recipe:
     """The recipe after somebody has removed these lines."""
     return replace(recipe, ladder=tuple(replace(entry, speedup_low_over={}) for entry in recipe.ladder))

@@ -28,8 +28,8 @@ from autoddp.errors import UsageError
 from autoddp.knobs import AS_WRITTEN
 from autoddp.recipe import Evidence, Fits, MadeBy, Recipe, save
 from autoddp.runs.folder import RunFolder, clean_leftovers, remove_older_runs
-from autoddp.runs.owner import Mark, read_mark
-from autoddp.runs.removal import opened, remove_contents, remove_entry
+from autoddp.runs.owner import MARK, Mark, read_mark
+from autoddp.runs.removal import opened, remove_contents, remove_entry, remove_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCHER = """
@@ -917,6 +917,19 @@ def test_one_entry(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["kept"]
     with opened(tmp_path / "absent") as handle:
         assert handle is None
+
+
+def test_the_mark_is_the_last_to_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it nobody would know again what the rest of the folder is, where the removal is cut off."""
+    folder = tmp_path / "private"
+    for number in range(20):
+        precious(folder / f"kept{number}")
+    (folder / MARK).touch()
+    unlink, gone = os.unlink, []
+    monkeypatch.setattr(os, "unlink", lambda name, **options: (gone.append(name), unlink(name, **options)))
+    remove_folder(str(folder))
+    assert not folder.exists()
+    assert gone[-1] == MARK
 
 
 BINDS = """
