@@ -311,9 +311,9 @@ def _met_without_us(torchrun: argparse.Namespace, place: _Place, sets: Collectio
     # Under a static rendezvous all hosts have met: one more would take the place of a host whose ranks train.
     if place.notices is None or place.endpoint is None or place.static:
         raise cannot_join(torchrun.rdzv_backend)
-    joins = place.notices.awaited(tell)
-    running = joins[1]
     _, most = options.node_range(torchrun)
+    joins = place.notices.awaited(tell, most)
+    running = joins[1]
     tell(joining(running, most))
     places = places_here(torchrun.local_addr, may_have_gpus(os.environ))
     way = towards(running.address or place.endpoint.host, places)

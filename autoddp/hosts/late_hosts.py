@@ -18,6 +18,8 @@ from autoddp.processes.polling import polls
 
 _EVERY = 0.5  # seconds between two looks at what the job is launched with
 _AGAIN = 60.0  # seconds from one line to the next
+_LAUNCHING = 30.0  # seconds in which all hosts that have met launch the job once the first one does
+_JOINING = 10.0  # seconds, likewise, until the last of them takes part in it
 
 
 class Plan(Struct, frozen=True):
@@ -67,6 +69,7 @@ class Notices:
 
     def __init__(self, board: Any, run_id: str) -> None:
         self._board, self._plan, self._running = board, f"{run_id}/plan", f"{run_id}/running"
+        self._launching = f"{run_id}/launching"
 
     @property
     def has_plan(self) -> bool:
@@ -80,13 +83,15 @@ class Notices:
         self._board.set(self._plan, encode(plan))
 
     def running(self, running: Running) -> None:
-        """Say what the job is launched with."""
+        """Say what the job is launched with, and that this host launches it now."""
         with contextlib.suppress(RuntimeError):  # only late hosts would read it; the job itself reports what is wrong
             self._board.set(self._running, encode(running))
+            self._board.add(self._launching, 1)
 
-    def awaited(self, say: Callable[[str], None]) -> tuple[Plan, Running]:
+    def awaited(self, say: Callable[[str], None], most: int) -> tuple[Plan, Running]:
         """What the hosts that have met planned, and what they launch; tuning may take long, and `say` tells so.
 
+        Where they are `most`, as many as the job can have, it returns only once they have had time to take part.
         UsageError where no job follows that could be joined, HostLost if there is none any more.
         """
         try:
@@ -100,9 +105,20 @@ class Notices:
                 if waited >= due:
                     due = waited + _AGAIN
                     say(f"the other hosts have begun already{plan.told}: joining them when the job is launched")
-            return plan, decode(self._board.get(self._running), Running)
+            running = decode(self._board.get(self._running), Running)
+            if due and running.nodes >= most:  # this host has waited: it would be there before those that write reports
+                self._give_way(running.nodes)
+            return plan, running
         except (RuntimeError, ValueError) as error:
             raise HostLost(f"the job that this host was about to join has ended ({first_line(error)})") from None
+
+    def _give_way(self, nodes: int) -> None:
+        """Wait until as many hosts launch the job, and have taken part; less long if one of them is lost."""
+        for _ in polls(_LAUNCHING, _EVERY):
+            if self._board.add(self._launching, 0) >= nodes:
+                break
+        for _ in polls(_JOINING, _EVERY):
+            pass
 
 
 def _without_this_host(plan: Plan) -> str:

@@ -52,6 +52,8 @@ class ObservedSteps:
     """The script holds gradients, or other tensors in their memory, over a backward pass."""
     reads_gradients: bool = False
     """The script itself reads gradients, within a backward pass or after it, before any function of torch does."""
+    passes: int = 0
+    """Backward passes that gave gradients, in the step with the fewest of them; those under `no_sync` count too."""
 
     parameters: str = ""
     """Checksum of the parameters that all ranks should have alike, and the device on which it was computed; "" where

@@ -24,14 +24,14 @@ def _why_no_implicit_no_sync(look: FirstLook) -> str:
         return "backward passes do not belong to one step of one model (several DDP models, or a closure)"
     if look.script_hook:
         return OWN_HOOK
-    if look.passes(FIND_UNUSED):
-        return FINDS_UNUSED
     if look.sparse:
         return SPARSE
     if any(one.joins for one in look.steps):
         return _JOINS
     if any(one.discards_gradients for one in look.steps):
         return DISCARDS_GRADIENTS
+    if look.passes(FIND_UNUSED):
+        return FINDS_UNUSED
     if any(one.changes_gradients for one in look.steps):
         return CHANGES_GRADIENTS
     if len(counts) != 1:

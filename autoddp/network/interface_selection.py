@@ -111,7 +111,7 @@ def places_here(local_addr: str | None, has_gpus: bool, environment: Mapping[str
     try:
         # Where no name server answers, this may take longer than the other hosts, which have met, wait for this one.
         found = Asked(lambda: socket.getaddrinfo(socket.gethostname(), None)).answer(_NAMED)
-    except (OSError, queue.Empty):
+    except (OSError, UnicodeError, queue.Empty):  # UnicodeError: what can be no name, such as one of 64 characters
         found = []
     return Places(
         addresses={name: address for name, address in addresses.items() if name not in down or name in asked},

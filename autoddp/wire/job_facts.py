@@ -33,6 +33,8 @@ class JobFacts(Struct, frozen=True, forbid_unknown_fields=True):
     """Knob name → why it cannot be set here (fixed by the script, absent from this torch, …)."""
     micro_batches: float = 1.0
     """Forward passes that end in a reduction, per step."""
+    backward_passes: int = 0
+    """Backward passes that give gradients, in the step and on the rank with the fewest of them."""
     matrix_shapes: int = 0
     """Distinct shapes among the gradients that are matrices, a convolution's kernels taken as one each."""
     links: tuple[str, ...] = ()

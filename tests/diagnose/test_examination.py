@@ -24,6 +24,7 @@ from autoddp.diagnose.evidence import Evidence, joined
 from autoddp.diagnose.examination import told_apart
 from autoddp.diagnose.experiments import Events
 from autoddp.knobs import AS_WRITTEN
+from autoddp.knobs.micro_batches import CHANGES_GRADIENTS, DISCARDS_GRADIENTS, FINDS_UNUSED, READS_GRADIENTS
 from autoddp.timing import STAGES, RankSteps
 from autoddp.wire import AS_IT_IS
 
@@ -720,6 +721,22 @@ def test_what_can_be_mended_is_tried_before_what_it_is_a_part_of() -> None:
     done = job(AS_WRITTEN, 0, 20, reduce=True, apply=True, experiment=AS_IT_IS)
     found = [one.cause for one in suspicions(Evidence(done.ranks), Surroundings(job.facts))]
     assert found.index("needless_reductions") < found.index("exposed_communication")
+
+
+@pytest.mark.parametrize("why", [READS_GRADIENTS, CHANGES_GRADIENTS, FINDS_UNUSED])
+def test_needless_reductions_that_cannot_be_left_out_in_a_trial_are_suspected(why: str) -> None:
+    """As where the script divides its gradients after the last pass: its user can enter no_sync() all the same."""
+    more = {"micro_batches": 4.0, "backward_passes": 4, "left_out": {"defer_reductions": why}}
+    found = {one.cause: one for one in examined(SlowJob(transfer=12.0, more=more)).findings}
+    needless = found["needless_reductions"]
+    assert (needless.status, needless.seconds * 1e3) == ("suspected", pytest.approx(9.0, rel=0.15))
+    assert why in needless.text
+    assert "no_sync()" in needless.fix
+    assert "defer_reductions" not in needless.fix
+    # Two forward passes of one backward pass, or several models, reduce once; gradients may be needed in between.
+    for other in ({"backward_passes": 1}, {"left_out": {"defer_reductions": DISCARDS_GRADIENTS}}):
+        found = {one.cause: one for one in examined(SlowJob(transfer=12.0, more=more | other)).findings}
+        assert "needless_reductions" not in found
 
 
 def test_scaling() -> None:

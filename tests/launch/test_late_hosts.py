@@ -13,6 +13,7 @@ from launchers import AUTODDP, ROOT, Launch, free_port, start, wait_for
 from torch.distributed import HashStore
 
 from autoddp.commandline.mode import torch_version
+from autoddp.hosts import late_hosts
 from autoddp.hosts.late_hosts import Notices, Plan, Running
 from autoddp.knobs import Configuration
 from autoddp.recipe import Recipe, dump, load
@@ -44,9 +45,29 @@ def test_a_host_that_waits_for_the_end_of_tuning_says_so() -> None:
         said.append(text)
         notices.running(Running("digest"))
 
-    assert notices.awaited(say)[1].digest == "digest"
+    assert notices.awaited(say, most=2)[1].digest == "digest"
     (line,) = said
     assert line.startswith("the other hosts have begun already (tuning with 20 trials; on host0, host0): joining them")
+
+
+@pytest.mark.parametrize(("most", "looks"), [(2, 3), (3, 2)])
+def test_a_host_too_many_lets_those_that_have_met_take_part_first(monkeypatch, most, looks) -> None:
+    """It was there before one of them, which then waited in vain until the job had ended."""
+    notices, looked = Notices(HashStore(), "job"), list[float]()
+
+    def polls(limit: float, _: float):
+        """The first host launches the job before the second look, the other one before the third."""
+        for _ in range(5 if limit else 0):
+            if len(looked) in (1, 2):
+                notices.running(Running(nodes=2))
+            looked.append(limit)
+            yield 0.0
+
+    monkeypatch.setattr(late_hosts, "polls", polls)
+    monkeypatch.setattr(late_hosts, "_JOINING", 0.0)
+    notices.plan(Plan(job=True))
+    notices.awaited(lambda _: None, most)
+    assert len(looked) == looks
 
 
 def host(

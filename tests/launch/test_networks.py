@@ -262,6 +262,13 @@ def test_a_silent_name_service_keeps_no_host_waiting(monkeypatch):
         answers.set()
 
 
+@pytest.mark.parametrize("name", ["a" * 64, "a..b", "\udcff"], ids=ascii)
+def test_a_host_may_have_a_name_that_no_name_service_knows(monkeypatch, name):
+    """Linux takes any 64 bytes; Python raises UnicodeError for some. It was said that another host had left."""
+    monkeypatch.setattr(socket, "gethostname", lambda: name)
+    assert interface_selection.places_here(None, False, {}).by_name == []
+
+
 def test_hosts_that_cannot_reach_each_other_are_told_so_on_all(monkeypatch):
     monkeypatch.setattr(interface_selection, "tried", lambda doors: ["no answer"] * len(doors))
     board, places = Board(), Places({"eth0": "192.0.2.77"})

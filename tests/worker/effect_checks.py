@@ -352,7 +352,12 @@ def forked(variables: dict[str, str], *words: str) -> None:
 
 
 def compile_once() -> None:
-    """What torch.compile imports and builds for the first graph of a process takes half a second: forks have it."""
+    """What torch.compile imports and builds for the first graph of a process takes half a second: forks have it.
+
+    First a backward pass without it: behind a compiled graph, the first one of a torch for CUDA begins threads even
+    where there is no GPU (torch 2.15), and no fork could then make a backward pass.
+    """
+    torch.ones(1, requires_grad=True).backward()
     torch.compile(nn.Linear(2, 2), backend=StaticBackend())(torch.ones(1, 2)).sum().backward()
     torch.compiler.reset()
 

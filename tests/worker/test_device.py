@@ -256,6 +256,7 @@ def test_the_backend_is_that_of_the_models_device(
         "cpu:gloo,cuda:nccl": ("gloo", "nccl"),
         "cpu:gloo,cuda:gloo": ("gloo", "gloo"),
         "cuda:nccl": ("undefined", "nccl"),
+        "cpu:gloo,cuda:nccl-lazy": ("gloo", "nccl"),  # since torch 2.15, as are nccl2 and nccl-legacy
     }.items():
         monkeypatch.setattr(dist, "get_backend_config", lambda group, config=config: config)
         assert (of(cpu), of(SECOND)) == expected

@@ -121,6 +121,17 @@ def test_it_takes_three_whole_steps(steps: int, static: bool) -> None:
     assert watched(plain, steps).is_static is static
 
 
+def two_forward_passes(model: Model, _step: int) -> None:
+    """As of two views of one batch: one backward pass."""
+    (model(0, 1, 2) + model(0, 1, 2)).backward()
+
+
+def test_backward_passes_of_a_step_are_those_that_give_gradients() -> None:
+    found = [watched(step).passes for step in (plain, two_micro_batches, two_forward_passes, evaluates, no_backward)]
+    assert found == [1, 2, 1, 1, 0]
+    assert watched(two_micro_batches, partial=True).passes == 2
+
+
 def test_the_hooks_are_taken_off() -> None:
     layer = nn.Linear(2, 2)
     order = ReadyOrder(layer.parameters())

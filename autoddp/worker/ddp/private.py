@@ -286,13 +286,15 @@ def _store_of(group: Any) -> Any:
 
 
 def backend_of(ddp: DDP) -> str:
-    """The backend that reduces the object's gradients: "nccl", "gloo", and so on.
+    """The backend that reduces the object's gradients: "nccl", "gloo", and so on; "nccl" for each that is of NCCL.
 
     A group may have one backend for each type of device, as after `init_process_group()` without a backend. There
     `get_backend` returns none of these names but "undefined", or "cpu:gloo,cuda:nccl" as the script has written it.
+    NCCL's are also called "nccl2", "nccl-lazy" and "nccl-legacy" since torch 2.15.
     """
     by_device = dict(part.split(":") for part in dist.get_backend_config(ddp.process_group).split(",") if ":" in part)
-    return by_device.get(device_of(ddp).type, dist.get_backend(ddp.process_group))
+    found = str(by_device.get(device_of(ddp).type, dist.get_backend(ddp.process_group)))
+    return "nccl" if found.startswith("nccl") else found
 
 
 def tensors_in(output: Any) -> list[torch.Tensor]:

@@ -8,6 +8,7 @@ the real job asks again (`FirstSteps`, `views.BucketViews`).
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
@@ -119,6 +120,11 @@ class ReadyOrder(DdpEvents):
         """Whether every gradient became ready in each full step, however often and in whatever order."""
         full = self._steps[1:]
         return len(full) >= 3 and all(set(step) == set(range(self._count)) for step in full)
+
+    @property
+    def passes(self) -> int:
+        """Backward passes that gave gradients, in the full step with the fewest of them."""
+        return min((max(Counter(step).values(), default=0) for step in self._steps[1:]), default=0)
 
 
 class _BackwardPasses:

@@ -142,6 +142,7 @@ def _facts(wrapped: Sequence[Wrapped], ranks: RankStore, of_all: list[list[Any]]
         find_unused_parameters=look.passes(FIND_UNUSED),
         left_out=why_left_out(look),
         micro_batches=steps[0].micro_batches / len(wrapped),
+        backward_passes=min(one.passes for one in steps),
         matrix_shapes=len({(p.shape[0], p.shape[1:].numel()) for w in wrapped for p in w.parameters if p.dim() > 1}),
         links=tuple(sorted(set(links) - {""})) if backend == "nccl" else (),
         networks=tuple(sorted(set(networks) - {""})) if ranks.nodes > 1 else (),

@@ -283,6 +283,7 @@ class _TuningJob(DdpHandlers):
             discards_gradients=self._by_hand.discards or self._reads_gradients.between,
             keeps_gradients=self._keeps_gradients.found,
             reads_gradients=self._reads_gradients.found,
+            passes=self._ready_order.passes,
             parameters=self._checksum(wrapped),
             unreduced=tuple(self._unreduced.checksums),
         )
