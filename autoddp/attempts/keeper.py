@@ -22,7 +22,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
@@ -117,10 +117,15 @@ class Keeper:
     def __init__(self) -> None:
         self._connection, theirs = Pipe()
         self._is_silent = False
-        self.pid = fork()
-        if self.pid == 0:
-            self._connection.close()
-            _serve(theirs)
+        # Until the child ignores them: a signal to the whole group must not make it do what the launcher does.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            self.pid = fork()
+            if self.pid == 0:
+                self._connection.close()
+                _serve(theirs, before)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
 
     def why_no_overlay(self, shelter: Shelter) -> str:
@@ -204,8 +209,8 @@ class Keeper:
 # From here on: in the keeper's process
 
 
-def _serve(connection: Connection) -> None:
-    """All that the keeper does; never returns."""
+def _serve(connection: Connection, mask: Collection[int]) -> None:
+    """All that the keeper does; never returns. `mask`: the signals that are to be blocked once others are ignored."""
     code = 1
     try:
         signal.set_wakeup_fd(-1)  # the launcher's, which tells it of its own signals
@@ -214,6 +219,7 @@ def _serve(connection: Connection) -> None:
         for number in (*NOT_FOR_THE_KEEPER, *handled):
             if signal.signal(number, signal.SIG_IGN) is not signal.SIG_IGN:
                 _heeded.append(number)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         # Some schedulers start the launcher with SIGCHLD ignored: the kernel then keeps no exit code of a child.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         _obey(connection, _why_not_here())

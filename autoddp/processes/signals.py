@@ -95,6 +95,7 @@ def _ending_if_unheeded(numbers: Collection[int], heeded: Callable[[], int], say
         yield
     finally:
         signal.set_wakeup_fd(before)
+        wakes.shutdown(socket.SHUT_WR)  # to close it is not enough: a child that this process has forked holds it too
         wakes.close()
         thread.join()
         woken.close()

@@ -16,6 +16,7 @@ from matrix import (
     CLOSE,
     CONFIGURATIONS,
     EQUAL,
+    FURTHER_CELLS,
     HEADROOM,
     LARGER,
     LEFT_OUT,
@@ -55,6 +56,12 @@ def verdicts() -> list[Verdict]:
 def test_no_cell_of_the_short_matrix_trains_something_else(verdicts: list[Verdict]) -> None:
     assert [verdict for verdict in verdicts if verdict.wrong] == []
     assert {verdict.way for verdict in verdicts} == {RECIPE, TUNED, HEADROOM}
+
+
+@pytest.mark.parametrize(("training", "way", "name"), [whole(*cell) for cell in FURTHER_CELLS])
+def test_no_further_cell_trains_something_else(bench: Bench, training: str, way: str, name: str) -> None:
+    found = bench.judged(name, Cell(training, way, CONFIGURATIONS[name]))
+    assert not found.wrong, found
 
 
 def test_what_is_left_out_is_so_for_a_reason(verdicts: list[Verdict]) -> None:

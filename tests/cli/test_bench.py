@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from launchers import AUTODDP, SCRIPTS, Launch, start, wait_for, whole
+from launchers import AUTODDP, BRIEF, SCRIPTS, Launch, start, wait_for, whole
 
 from autoddp.attempts.bench_job import MODULE, parse
 from autoddp.bench import BenchResult, load_cached
@@ -61,7 +61,7 @@ def test_tuning_uses_what_was_measured_in_the_same_world(ended: Launch, tmp_path
     words = [*TWO, "--trials", "1", "--tune-only", "--diagnose-budget", "0"]
     words += ["--output", str(ended.folder / ".autoddp"), SCRIPTS / "plain.py"]
     variables = {"TUNED_TIMES_LONGER": "12", **({"GLOO_DEVICE_TRANSPORT": device} if device else {})}
-    launch = start(AUTODDP, tmp_path / "out", list(map(str, words)), variables).wait()
+    launch = start(BRIEF, tmp_path / "out", list(map(str, words)), variables).wait()
     assert launch.returncode == 0, launch.stderr[-3000:]
     newest = max((ended.folder / ".autoddp").glob("2*/summary.json"), key=lambda path: path.stat().st_mtime)
     link = json.loads(newest.read_text())["job"]["link"]

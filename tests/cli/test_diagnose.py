@@ -7,6 +7,7 @@ import io
 import json
 import re
 import signal
+import stat
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from autoddp.commandline.words import parse
 from autoddp.diagnose import CAUSES
 from autoddp.diagnose.rounds import _NO_TIME
 from autoddp.errors import AutoddpError, UsageError
+from autoddp.trace import check
 
 STAGES = ("data", "copy", "buffers", "forward", "backward", "exposed", "optimizer", "other")
 
@@ -43,8 +45,11 @@ def on_a_terminal(folder: Path, *words: str) -> tuple[Any, str]:
     return done, b"".join(written).decode()
 
 
-def test_a_loader_that_is_slow_on_one_rank(tmp_path: Path) -> None:
-    (tmp_path / "precious.pt").write_text("weeks of training")
+@pytest.fixture(scope="module")
+def slow_on_rank_1(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The diagnosis of a script whose loader is slow on rank 1, in a folder with a file of the user's."""
+    folder = tmp_path_factory.mktemp("slow_on_rank_1")
+    (folder / "precious.pt").write_text("weeks of training")
     words = [
         "--json",
         "--nproc-per-node",
@@ -57,9 +62,13 @@ def test_a_loader_that_is_slow_on_one_rank(tmp_path: Path) -> None:
         "--ms",
         "80",  # much more than what other tests beside this one take from a step
     ]
-    done = diagnose(tmp_path, *words)
+    done = diagnose(folder, *words)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    return done
+
+
+def test_a_loader_that_is_slow_on_one_rank(slow_on_rank_1: Any) -> None:
+    found = json.loads(slow_on_rank_1.stdout)
     first = found["findings"][0]
     assert (first["cause"], first["ranks"], first["status"]) == ("data_loader", [1], "proved"), found["findings"]
     slow = found["ranks"][1]["data_ms"]  # of this job on this machine: a sleep may take longer than asked for
@@ -75,8 +84,28 @@ def test_a_loader_that_is_slow_on_one_rank(tmp_path: Path) -> None:
     assert found["ranks"][1]["data_ms"] >= 80 > found["ranks"][0]["data_ms"]
     assert found["ranks"][0]["waiting_ms"] > found["ranks"][1]["waiting_ms"]
     assert found["waterfall"][0]["cause"] == "as written"
-    assert (tmp_path / "precious.pt").read_text() == "weeks of training"
-    assert [path.name for path in tmp_path.iterdir() if path.suffix == ".toml"] == [], "a recipe was written"
+    folder = slow_on_rank_1.folder
+    assert (folder / "precious.pt").read_text() == "weeks of training"
+    assert [path.name for path in folder.iterdir() if path.suffix == ".toml"] == [], "a recipe was written"
+
+
+def test_a_diagnosis_leaves_a_trace_of_all_ranks(slow_on_rank_1: Any) -> None:
+    (path,) = slow_on_rank_1.folder.glob(".autoddp/2*/trace.json")
+    assert f"trace: {path} (open it in" in slow_on_rank_1.stderr
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    trace = json.loads(path.read_text())
+    assert check(trace) == []
+    processes = [e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"]
+    assert [name.split(" on ")[0] for name in processes] == ["rank 0", "rank 1"]
+    told = trace["otherData"]
+    assert (told["contradictions"], told["clock_error_ms"]) == (0, {"rank 0": 0.0, "rank 1": 0.0})
+    assert told["reductions"] >= 5
+    spans = [e for e in trace["traceEvents"] if e["ph"] == "X"]
+    stages = {e["name"] for e in spans if e["cat"] == "stages"}
+    assert {"data", "forward", "backward", "exposed", "optimizer"} <= stages
+    waiting = {e["pid"] for e in spans if e["name"].startswith("waits for rank 1")}
+    assert waiting == {1}, "rank 0 waits for rank 1, whose loader is slow"
+    assert len(json.loads(path.with_name("summary.json").read_text())["timelines"]) == 2
 
 
 @pytest.mark.whole

@@ -10,7 +10,7 @@ from typing import Any
 
 import forks
 import pytest
-from launchers import AUTODDP, ROOT, environment, start
+from launchers import BRIEF, ROOT, environment, start
 
 from autoddp.cli.predict import run
 from autoddp.codec import convert, encode
@@ -311,7 +311,7 @@ def test_a_real_run(tmp_path: Path, capsys: Any) -> None:
     words = ["--nproc-per-node", "2", "--trials", "4", "--all-trials", "--tune-only", "--allow", "lossy"]
     words += ["--diagnose-budget", "0"]
     # With more cores than ranks, a trial would go to a number of threads, and what that gives is not predicted.
-    ended = start(AUTODDP, tmp_path / "run", [*words, *map(str, job)], {"OMP_NUM_THREADS": "1"}).wait()
+    ended = start(BRIEF, tmp_path / "run", [*words, *map(str, job)], {"OMP_NUM_THREADS": "1"}).wait()
     assert ended.returncode == 0, ended.stderr[-3000:]
     (place,) = (tmp_path / "run").glob(".autoddp/2*/summary.json")
     found = json.loads(place.read_text())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from autoddp.recipe import parse as parse_recipe
 from autoddp.runs.folder import RunFolder
 from autoddp.study import INTERRUPTED, Decision, Outcome, StudySettings, TrialRecord
 from autoddp.timing import Block
+from autoddp.timing.timeline import Timeline
 from autoddp.torchrun.surroundings import FRESH_STORE
 from autoddp.version import __version__
 
@@ -85,6 +87,25 @@ def test_an_undecided_study_leaves_no_recipe_and_says_so_in_one_line(
     assert line.startswith("autoddp: launching as written; see ")
     with pytest.raises(NotTuned, match=r"no recipe was written: undecided: "):
         comes_of(UNDECIDED, folder, "--tune-only")
+
+
+def test_a_page_and_a_trace_that_cannot_be_written_cost_a_line_each(
+    folder: RunFolder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise OSError(28, "planted")
+
+    monkeypatch.setitem(sys.modules, "autoddp.report.page", None)  # importing it is an error, as with a broken jinja2
+    monkeypatch.setattr("autoddp.cli.tuned.write_trace", fails)
+    mode = comes_of(replace(DECIDED, timelines=(Timeline(0, "", 0.0, 0.0, (1.0,), ()),)), folder, "--trace")
+    assert mode.configuration == DECIDED.decision.configuration
+    said = capsys.readouterr().err.splitlines()
+    (of_the_page,) = [line for line in said if "report.html" in line]  # nor does the answer name it
+    assert of_the_page.startswith(f"autoddp: warning: {folder.report} could not be written: ")
+    (of_the_trace,) = [line for line in said if "planted" in line]
+    assert of_the_trace.startswith(f"autoddp: warning: {folder.trace} could not be written: ")
+    assert folder.summary.exists()
+    assert len(recipes()) == 1
 
 
 @pytest.mark.parametrize("found", [NOTHING_TO_WIN, UNDECIDED, BUSY])

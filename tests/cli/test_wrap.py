@@ -79,7 +79,8 @@ def becoming_torchrun(folder: Path, before: str) -> list[str]:
     [
         whole(["torchrun", *TWO, REPORTER, "--trials", "7"]),  # the word's way is that of a job that fails, below
         [sys.executable, "-u", "-m", "torch.distributed.run", *TWO, REPORTER, "--trials", "7"],
-        ["bash", "-c", f'{sys.executable} -m torch.distributed.run "$@"', "--", *TWO, REPORTER, "--trials", "7"],
+        # A shell starts torchrun in `test_the_lines_for_a_shell_do_the_same`.
+        whole(["bash", "-c", f'{sys.executable} -m torch.distributed.run "$@"', "--", *TWO, REPORTER, "--trials", "7"]),
         whole(["run", REPORTER, "--trials", "7"]),  # its way is that of several jobs, below
         ["main", *TWO, REPORTER, "--trials", "7"],
     ],

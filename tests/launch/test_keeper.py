@@ -425,3 +425,47 @@ def test_a_file_system_that_does_not_answer(program: str, tries: str, tmp_path: 
     assert done.returncode == 0, done.stderr
     said = [f"the file system at {dead} does not answer", "/dev/null", "killed in vain"]
     assert done.stdout.splitlines() == (said if program is ASKS else ["closed"])
+
+
+SIGNALLED = """
+import os, signal
+from autoddp.attempts import keeper
+from autoddp.isolation import Level
+from autoddp.processes.signals import signals_end_tuning
+
+fork = keeper.fork
+
+def signalled():
+    child = fork()
+    if child == 0:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return child
+
+keeper.fork = signalled
+with signals_end_tuning():
+    one = keeper.Keeper()
+    print(repr(one.why_no_overlay(keeper.Shelter(Level.OFF))))
+    one.close()
+"""
+HELD = """
+import os, signal, time
+from autoddp.processes.signals import signals_end_tuning
+
+with signals_end_tuning():
+    child = os.fork()
+    if child == 0:
+        time.sleep(100)
+        os._exit(0)
+os.kill(child, signal.SIGKILL)
+print("''")
+"""
+
+
+@pytest.mark.parametrize("program", [SIGNALLED, HELD])
+def test_a_signal_while_the_keeper_is_forked(program: str) -> None:
+    """The keeper has the launcher's handlers then, and what a signal wakes; the launcher does not know it yet.
+
+    SIGNALLED: it ignores the signal all the same. HELD: the launcher ends, though nobody has told the keeper to end.
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr, done.returncode) == ("''\n", "", 0)

@@ -10,7 +10,7 @@ import torch
 from launchers import AUTODDP, BRIEF, SCRIPTS, SEVERAL, chosen, start, whole
 from scripts.several import folder_of
 
-from autoddp.knobs import Configuration, Rung
+from autoddp.knobs import Configuration, FirstLook, ObservedSteps, Rung, why_left_out
 from autoddp.recipe import load, save
 
 LOCAL = {"broadcast_buffers": False}
@@ -111,7 +111,7 @@ READS = {
 }
 
 
-@pytest.mark.parametrize("script", [FREEZES, whole(WITH_A_QUEUE), JOINS[0], whole(JOINS[1])])
+@pytest.mark.parametrize("script", [FREEZES, WITH_A_QUEUE, JOINS[0], whole(JOINS[1])])
 def test_buffers_travel_again_where_training_reads_them(script, job, by_torchrun, request):
     """A recipe is bound to the parameters, not to the buffers nor to the loop around it."""
     found, expected = states(job.folder / folder_of(script)), states(by_torchrun / folder_of(script))
@@ -131,12 +131,28 @@ def test_a_job_with_other_inputs_is_as_written_again(script, recipe, by_torchrun
     assert "was made for another job" in job.stderr
 
 
+def left_out(buffer_bytes, why_alike=""):
+    """Why a job with such buffers is not offered it, though it was asked for; None where it is offered."""
+    seen = {"is_static": True, "forwards": (1,), "steps_by_closure": False, "clears": True, "one_optimizer": True}
+    steps = ObservedSteps(**seen, why_no_graphs={})
+    asked = {"options": frozenset({"--local-buffers"}), "buffer_bytes": buffer_bytes, "why_buffers_alike": why_alike}
+    look = FirstLook([steps], frozenset({"cpu"}), "2", frozenset({"broadcast_buffers"}), [{}], **asked)
+    return why_left_out(look).get("broadcast_buffers")
+
+
+def test_it_is_left_out_for_the_reason_that_the_ranks_have_found():
+    assert left_out(8) is None
+    assert left_out(8, READS[WITH_A_QUEUE]) == READS[WITH_A_QUEUE]
+    assert left_out(0) == "DDP broadcasts no buffers here"
+
+
+@pytest.mark.whole  # the reasons are seen above, in a job, and what is left out for them
 @pytest.mark.parametrize(
     ("words", "script", "why"),
     [
         (["--local-buffers"], WITH_A_QUEUE, "training may read the buffer queue: it belongs to no BatchNorm"),
-        whole(["--local-buffers"], "plain.py --steps 24", "DDP broadcasts no buffers here"),
-        whole([], "batch_norm.py", None),
+        (["--local-buffers"], "plain.py --steps 24", "DDP broadcasts no buffers here"),
+        ([], "batch_norm.py", None),
     ],
 )
 def test_not_offered(words, script, why, tmp_path):

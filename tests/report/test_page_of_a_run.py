@@ -8,6 +8,7 @@ import stat
 import sys
 from pathlib import Path
 
+import pytest
 from launchers import SCRIPTS, Launch, start
 
 LONG = {"TUNED_TIMES_LONGER": "12"}
@@ -57,6 +58,7 @@ def test_a_run_leaves_its_page(tuned_plain: Path) -> None:
     assert "NUMA" in summary["topology"]
 
 
+@pytest.mark.whole  # tests/cli/test_what_comes_of_tuning.py has the lines, tests/test_public_surface.py the imports
 def test_a_page_and_a_trace_that_cannot_be_written_cost_a_line_each(tmp_path: Path) -> None:
     """Nor does a launch with the recipe import what makes pages."""
     broken = tmp_path / "broken"

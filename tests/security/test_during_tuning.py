@@ -13,7 +13,7 @@ from pathlib import Path
 
 import forks
 import pytest
-from launchers import AUTODDP, FROM_NOTHING, SCRIPTS, start, wait_for
+from launchers import BRIEF, FROM_NOTHING, SCRIPTS, start, wait_for
 from listeners import Watch, listeners
 from other_user import as_another_user, needs_root
 
@@ -64,7 +64,7 @@ def test_nobody_gets_in(lab, open_folder):
         return forks.popen(argv[1:], host=hosts.holder(0), **options)
 
     with Watch(hosts.holder(0)) as seen:
-        launch = start(AUTODDP, folder, words, variables, popen=popen)
+        launch = start(BRIEF, folder, words, variables, popen=popen)
         try:
             wait_for(
                 lambda: list(folder.glob(".autoddp/2*/journal.jsonl")) or launch.process.poll() is not None, "a trial"

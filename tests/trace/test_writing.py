@@ -1,4 +1,4 @@
-"""trace.json of a real run, and what is said of it."""
+"""trace.json of a real run, and what is said of it. tests/cli/test_diagnose.py has that of a diagnosis."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from launchers import AUTODDP, SCRIPTS, start
-from test_trace import named, two_ranks
+from test_trace import two_ranks
 
 from autoddp.timing.timeline import Timeline
 from autoddp.trace import check, order_of, write_trace
@@ -32,37 +31,6 @@ def test_a_place_that_takes_no_file_is_an_os_error(tmp_path: Path) -> None:
     (tmp_path / "trace.json").mkdir()
     with pytest.raises(OSError, match=r"trace\.json"):
         write_trace(tmp_path / "trace.json", two_ranks())
-
-
-def test_a_diagnosis_leaves_a_trace_of_all_ranks(tmp_path: Path) -> None:
-    words = [
-        "--json",
-        "--nproc-per-node",
-        "2",
-        "--diagnose-budget",
-        "4s",
-        str(SCRIPTS / "slow_loader.py"),
-        "--slow",
-        "1",
-    ]
-    done = start((*AUTODDP, "diagnose"), tmp_path, words, {}).wait()
-    assert done.returncode == 0, done.stderr
-    (path,) = tmp_path.glob(".autoddp/2*/trace.json")
-    assert f"trace: {path} (open it in" in done.stderr
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    trace = json.loads(path.read_text())
-    assert check(trace) == []
-    assert [e["args"]["name"].split(" on ")[0] for e in named(trace, "M", "process_name")] == ["rank 0", "rank 1"]
-    told = trace["otherData"]
-    assert (told["contradictions"], told["clock_error_ms"]) == (0, {"rank 0": 0.0, "rank 1": 0.0})
-    assert told["reductions"] >= 5
-    stages = {e["name"] for e in named(trace, "X") if e["cat"] == "stages"}
-    assert {"data", "forward", "backward", "exposed", "optimizer"} <= stages
-    waits = named(trace, "X", "waits for rank 1")
-    assert waits
-    assert {e["pid"] for e in waits} == {1}, "rank 0 waits for rank 1, whose loader is slow"
-    (summary,) = tmp_path.glob(".autoddp/2*/summary.json")
-    assert len(json.loads(summary.read_text())["timelines"]) == 2
 
 
 def test_a_tuning_run_leaves_a_trace_if_asked(tuned_plain: Path) -> None:
