@@ -71,13 +71,20 @@ def end_in_silence(place: Endpoint) -> None:
         with contextlib.suppress(OSError):
             if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
                 with socket.socket(fileno=os.dup(int(name))) as connection:
-                    if connection.family not in (socket.AF_INET, socket.AF_INET6):
-                        continue
-                    # Connections that a listening socket takes later have its options.
-                    is_the_stores = connection.getsockname()[1] == place.port
-                    if is_the_stores or connection.getpeername()[1] == place.port:
-                        for option, value in (_RETURN if is_the_stores else _SILENCE | _RETURN).items():
-                            connection.setsockopt(*option, value)
+                    _end_one_in_silence(connection, place.port)
+
+
+def _end_one_in_silence(connection: socket.socket, port: int) -> None:
+    """The same for one socket; OSError where it has no peer. Those of others than the store at `port` stay as they are.
+
+    A socket that listens at the port is the store's own: connections that it takes later have its options.
+    """
+    if connection.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    is_the_stores = connection.getsockname()[1] == port
+    if is_the_stores or connection.getpeername()[1] == port:
+        for option, value in (_RETURN if is_the_stores else _SILENCE | _RETURN).items():
+            connection.setsockopt(*option, value)
 
 
 def meeting_point(torchrun: argparse.Namespace, name: str) -> Any:

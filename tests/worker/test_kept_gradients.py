@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs import FirstLook, ObservedSteps, why_left_out
-from autoddp.knobs.job import SPARSE
+from autoddp.knobs.job import OWN_HOOK, SPARSE
 from autoddp.worker.observe.first_steps import ByHand, KeepsGradients
 
 Parameters = list[nn.Parameter]
@@ -253,11 +253,11 @@ def test_what_is_held_by_the_optimizer_is_no_gradient() -> None:
         watch.stop()
 
 
-def left_out(one: ObservedSteps, arguments: dict[str, bool] | None = None, *, sparse: bool = False) -> dict[str, str]:
+def left_out(one: ObservedSteps, arguments: dict[str, bool] | None = None, **more: bool) -> dict[str, str]:
     available = frozenset({"gradient_as_bucket_view"})
     options = frozenset({"--cuda-graphs", "--accumulate-up-to"})
     return why_left_out(
-        FirstLook([one], frozenset({"GPU"}), "2", available, [arguments or {}], options=options, sparse=sparse)
+        FirstLook([one], frozenset({"GPU"}), "2", available, [arguments or {}], options=options, **more)  # type: ignore[arg-type]
     )
 
 
@@ -282,6 +282,8 @@ def test_which_knobs_such_a_script_cannot_have() -> None:
     assert {name for name in asked if "clears or changes" in found.get(name, "")} == set(asked[2:])
     found = left_out(observed(), sparse=True)
     assert {name for name in asked if found.get(name) == SPARSE} >= set(asked[2:])
+    found = left_out(observed(), script_hook=True)
+    assert {name for name in asked if found.get(name) == OWN_HOOK} >= set(asked[2:])
 
 
 def test_a_script_that_sets_the_argument_itself_keeps_it() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from autoddp.diagnose.cause import Cause, Surroundings, Suspicion
@@ -12,7 +12,7 @@ from autoddp.diagnose.experiments import Probe
 from autoddp.diagnose.findings import Finding
 from autoddp.diagnose.signs import more_between, or_loading
 from autoddp.knobs.env import keeps_memory
-from autoddp.timing import median
+from autoddp.timing import RankSteps, median
 from autoddp.units import milliseconds
 from autoddp.wire import Delay
 
@@ -84,67 +84,93 @@ class _Reason:
     """Whether the rank's threads that move gradients are late too."""
 
 
+@dataclass(frozen=True)
+class _SlowRank:
+    """A rank that computes longer than the others, and what all of them were seen to do."""
+
+    rank: int
+    longer: float
+    """Seconds of each step."""
+    steps: int
+    mine: RankSteps
+    others: Sequence[RankSteps]
+
+    def in_each_step(self, of: Callable[[RankSteps], float]) -> tuple[float, float]:
+        """A sum over all steps as the mean of one: on this rank, and usually on the others."""
+        return of(self.mine) / self.steps, median([of(one) for one in self.others]) / self.steps
+
+
 def _why_slow(evidence: Evidence, rank: int, longer: float) -> _Reason | None:
     """Why a rank computes `longer` seconds than the others in a step; None where nothing shows it."""
-    mine, others = evidence.ranks[rank], [one for r, one in enumerate(evidence.ranks) if r != rank]
-    clocks = [one.mhz[0] for one in others if one.mhz]
+    others = [one for number, one in enumerate(evidence.ranks) if number != rank]
+    slow = _SlowRank(rank, longer, evidence.count, evidence.ranks[rank], others)
+    reasons = (_low_clock, _threads_of_its_own, _other_programs, _larger_batches, _memory_anew)
+    return next((found for reason in reasons if (found := reason(slow)) is not None), None)
+
+
+def _low_clock(slow: _SlowRank) -> _Reason | None:
+    mine, clocks = slow.mine, [one.mhz[0] for one in slow.others if one.mhz]
     # A GPU of another model may be at its own highest clock, and nothing keeps it back.
     slowed = mine.mhz and (mine.held_back or mine.mhz[0] < _SLOW_CLOCK * mine.mhz[1])
-    if slowed and clocks and mine.mhz[0] < _SLOW_CLOCK * (usual := median(clocks)):
-        because = f" because {mine.held_back}" if mine.held_back else ""
-        why = f"; its GPU runs at {mine.mhz[0]:,} MHz of {mine.mhz[1]:,}{because}, those of the others at {usual:,.0f}"
-        fix = (
-            f"look at the cooling and the power limit of rank {rank}'s GPU "
-            "(nvidia-smi -q -d CLOCK,PERFORMANCE,TEMPERATURE,POWER)"
-        )
-        return _Reason(why, fix)
-    ran = mine.helpers_ran / evidence.count
-    usual = median([one.helpers_ran for one in others]) / evidence.count
+    if not slowed or not clocks or mine.mhz[0] >= _SLOW_CLOCK * (usual := median(clocks)):
+        return None
+    because = f" because {mine.held_back}" if mine.held_back else ""
+    return _Reason(
+        f"; its GPU runs at {mine.mhz[0]:,} MHz of {mine.mhz[1]:,}{because}, those of the others at {usual:,.0f}",
+        f"look at the cooling and the power limit of rank {slow.rank}'s GPU "
+        "(nvidia-smi -q -d CLOCK,PERFORMANCE,TEMPERATURE,POWER)",
+    )
+
+
+def _threads_of_its_own(slow: _SlowRank) -> _Reason | None:
+    mine, usual = slow.in_each_step(lambda one: one.helpers_ran)
     # Threads of operators, and the thread that computes gradients of a GPU, work more where the rank has more work.
-    if ran - usual > longer / 2 and mine.threads == 1 and not mine.queued:
-        why = (
-            f"; threads of its own, beside the one that trains, compute for {milliseconds(ran)} ms of each step, those "
-            f"of the others {milliseconds(usual)} ms: they take cores, or Python's lock, from the training"
-        )
-        fix = (
-            f"find what rank {rank} does in threads beside the training, such as watching or logging: do it less "
-            "often, or in a process of its own"
-        )
-        return _Reason(why, fix)
-    waits = mine.waited_for_cpu / evidence.count
-    usual = median([one.waited_for_cpu for one in others]) / evidence.count
-    if waits - usual > longer / 2:
-        why = (
-            f"; its threads wait {milliseconds(waits)} ms of each step for a core, those of the others "
-            f"{milliseconds(usual)} ms: other programs run on its cores"
-        )
-        fix = (
-            f"keep other programs off the cores of rank {rank} (top shows them), or give the rank cores of its own "
-            "(taskset, numactl, the CPUs of its container)"
-        )
-        return _Reason(why, fix, delays_gradients=True)
-    sizes = [statistics.fmean(one.elements) if one.elements else 0.0 for one in (mine, *others)]
-    if (usual := median(sizes[1:])) and sizes[0] > _LARGER * usual:
-        why = f"; its batches have {sizes[0] / usual:.2g} times as many numbers as those of the others"
-        fix = (
-            f"give rank {rank} batches of the size that the others have: share the samples out evenly "
-            "(DistributedSampler with drop_last=True), or cut and pad them to one length"
-        )
-        return _Reason(why, fix)
-    lost = mine.in_page_faults / evidence.count
-    usual = median([one.in_page_faults for one in others]) / evidence.count
-    if lost - usual > longer / 2:
-        counts = [one.page_faults / evidence.count for one in (mine, *others)]
-        why = (
-            f"; in each step its process gets {counts[0]:,.0f} pages of memory anew from the system, which take it "
-            f"{milliseconds(lost)} ms, those of the others {median(counts[1:]):,.0f} in {milliseconds(usual)} ms"
-        )
-        fix = (
-            f"GLIBC_TUNABLES={keeps_memory()}: every rank keeps freed memory for the next step, which may save more "
-            "than this; autoddp tries it with 10 trials or more"
-        )
-        return _Reason(why, fix)
-    return None
+    if mine - usual <= slow.longer / 2 or slow.mine.threads != 1 or slow.mine.queued:
+        return None
+    return _Reason(
+        f"; threads of its own, beside the one that trains, compute for {milliseconds(mine)} ms of each step, those "
+        f"of the others {milliseconds(usual)} ms: they take cores, or Python's lock, from the training",
+        f"find what rank {slow.rank} does in threads beside the training, such as watching or logging: do it less "
+        "often, or in a process of its own",
+    )
+
+
+def _other_programs(slow: _SlowRank) -> _Reason | None:
+    mine, usual = slow.in_each_step(lambda one: one.waited_for_cpu)
+    if mine - usual <= slow.longer / 2:
+        return None
+    return _Reason(
+        f"; its threads wait {milliseconds(mine)} ms of each step for a core, those of the others "
+        f"{milliseconds(usual)} ms: other programs run on its cores",
+        f"keep other programs off the cores of rank {slow.rank} (top shows them), or give the rank cores of its own "
+        "(taskset, numactl, the CPUs of its container)",
+        delays_gradients=True,
+    )
+
+
+def _larger_batches(slow: _SlowRank) -> _Reason | None:
+    mine, *others = (statistics.fmean(one.elements) if one.elements else 0.0 for one in (slow.mine, *slow.others))
+    usual = median(others)
+    if not usual or mine <= _LARGER * usual:
+        return None
+    return _Reason(
+        f"; its batches have {mine / usual:.2g} times as many numbers as those of the others",
+        f"give rank {slow.rank} batches of the size that the others have: share the samples out evenly "
+        "(DistributedSampler with drop_last=True), or cut and pad them to one length",
+    )
+
+
+def _memory_anew(slow: _SlowRank) -> _Reason | None:
+    mine, usual = slow.in_each_step(lambda one: one.in_page_faults)
+    if mine - usual <= slow.longer / 2:
+        return None
+    pages, usual_pages = slow.in_each_step(lambda one: one.page_faults)
+    return _Reason(
+        f"; in each step its process gets {pages:,.0f} pages of memory anew from the system, which take it "
+        f"{milliseconds(mine)} ms, those of the others {usual_pages:,.0f} in {milliseconds(usual)} ms",
+        f"GLIBC_TUNABLES={keeps_memory()}: every rank keeps freed memory for the next step, which may save more "
+        "than this; autoddp tries it with 10 trials or more",
+    )
 
 
 def _more_computing(evidence: Evidence, rank: int, step: int) -> float:

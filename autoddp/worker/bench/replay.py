@@ -97,7 +97,7 @@ def _start(plan: Replay, found: Replayed, result: Path) -> bool:
     reads, writes = os.pipe()
     store = os.fork()
     if store == 0:
-        _end_after(1, lambda: _serve(writes))
+        _end_after(lambda: _serve(writes))
     os.close(writes)
     with os.fdopen(reads) as pipe:
         port = int(pipe.readline())
@@ -106,7 +106,7 @@ def _start(plan: Replay, found: Replayed, result: Path) -> bool:
     for rank in range(plan.ranks):
         pid = os.fork()
         if pid == 0:
-            _end_after(1, lambda: _rank(plan, found, rank, port, result))  # noqa: B023 - called at once
+            _end_after(lambda: _rank(plan, found, rank, port, result))  # noqa: B023 - called at once
         children[pid] = rank
     failed = False
     while children:
@@ -140,8 +140,9 @@ def _end_with_parent() -> None:
         leave_no_core_files()
 
 
-def _end_after(code: int, work: Callable[[], None]) -> None:
+def _end_after(work: Callable[[], None]) -> None:
     """Call `work`, then end this process at once, without the functions that its parent has registered for the end."""
+    code = 1
     try:
         work()
         code = 0

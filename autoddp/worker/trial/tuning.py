@@ -253,21 +253,13 @@ class _TuningJob(DdpHandlers):
         of_all = [p for w in alike if w.ddp and w.ddp.process_group.size() == self._started for p in w.parameters]
         return checksum(of_all) if of_all and all(self._forwards[1:]) else ""
 
-    def _begin(self) -> None:
+    def _observed(self, wrapped: Sequence[Wrapped]) -> ObservedSteps:
+        """What was seen of the script's first steps on this rank."""
         assert self._ready_order is not None
-        in_page_faults = self._page_faults.taken().seconds / (time.perf_counter() - self._observed_since)
-        ranks = RankStore()
-        self._wait_for_ranks_of_other_groups(ranks, self._patch.alive())
-        models = self._patch.only_what_all_have(ranks)
-        wrapped = self._patch.alive()
         one_forward_each = all(count == len(wrapped) for count in self._forwards[1:])
-        is_static = self._ready_order.is_static and one_forward_each
-        device = next(iter(self._all_parameters())).device
-        ask_the_device(Backlog(device).is_stuck)
-        binding = Binding(device)
         compiled = self.compiling.concerns
-        watched = ObservedSteps(
-            is_static=is_static,
+        return ObservedSteps(
+            is_static=self._ready_order.is_static and one_forward_each,
             forwards=tuple(self._forwards[1:]),
             steps_by_closure=self.implicit_no_sync.steps_by_closure,
             clears=self.accumulation.clears,
@@ -287,12 +279,22 @@ class _TuningJob(DdpHandlers):
             parameters=self._checksum(wrapped),
             unreduced=tuple(self._unreduced.checksums),
         )
+
+    def _begin(self) -> None:
+        in_page_faults = self._page_faults.taken().seconds / (time.perf_counter() - self._observed_since)
+        ranks = RankStore()
+        self._wait_for_ranks_of_other_groups(ranks, self._patch.alive())
+        models = self._patch.only_what_all_have(ranks)
+        wrapped = self._patch.alive()
+        device = next(iter(self._all_parameters())).device
+        ask_the_device(Backlog(device).is_stuck)
+        binding = Binding(device)
         facts = gather_facts(
             wrapped,
             ranks,
             threads=self._threads,
             binding=binding,
-            observed=watched,
+            observed=self._observed(wrapped),
             in_page_faults=in_page_faults,
             config=self._config,
         )
