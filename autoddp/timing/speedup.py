@@ -14,6 +14,8 @@ from autoddp.units import ratio
 _T99 = (63.66, 9.925, 5.841, 4.604, 4.032, 3.707, 3.499, 3.355, 3.250, 3.169, 3.106, 3.055, 3.012, 2.977, 2.947)
 # The smallest spread (log scale) that is assumed for a set of rounds: two rounds may agree by luck.
 _FLOOR = 0.003
+_ANYTHING = 100.0
+"""Where the ends of an interval differ by this factor, they say nothing but that nothing is known."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class Speedup:
         return self.low > 1.0
 
     def __str__(self) -> str:
+        if self.high > _ANYTHING * self.low:
+            return f"×{ratio(self.ratio)} (may be anything)"
         return f"×{ratio(self.ratio)} ({ratio(self.low)} to {ratio(self.high)})"
 
 
@@ -43,6 +47,8 @@ def speedup(
 
     >>> str(speedup([1.00, 1.02, 0.98], [0.50, 0.51, 0.49]))
     '×2.00 (1.97 to 2.03)'
+    >>> str(speedup([1.00, 2.00, 1.00], [0.50, 3.00, 0.50]))
+    '×1.39 (may be anything)'
 
     ValueError for fewer than two rounds, which give no interval, and for lists of different length.
     """

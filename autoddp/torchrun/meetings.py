@@ -75,9 +75,9 @@ def end_in_silence(place: Endpoint) -> None:
 
 
 def _end_one_in_silence(connection: socket.socket, port: int) -> None:
-    """The same for one socket; OSError where it has no peer. Those of others than the store at `port` stay as they are.
+    """Set the options of one socket, if it is of the store at `port`; OSError where it has no peer.
 
-    A socket that listens at the port is the store's own: connections that it takes later have its options.
+    One that listens at the port is the store's own: connections that it takes later have its options.
     """
     if connection.family not in (socket.AF_INET, socket.AF_INET6):
         return

@@ -68,7 +68,7 @@ def gather_facts(
     tcp = min(machine.tcp_gbps, _MOST_OF_TCP[backend])
     promised = (backend == "nccl" and machine.rdma_gbps) or tcp if looks else None
     here = [machine.links, machine.network, promised, (_cores(), local), _versions(backend)]
-    mine = [name_of(device), plain(observed), *free, *here]
+    mine = [name_of(device), plain(observed), *free, *here, sorted(AVAILABLE_ARGUMENTS)]
     has_room = looks and device.type == "cpu" and free_memory() > local * peak_memory()
     starts = None
     if looks:
@@ -97,7 +97,7 @@ def _versions(backend: str) -> tuple[str, str, str]:
 
 def _facts(wrapped: Sequence[Wrapped], ranks: RankStore, of_all: list[list[Any]], config: WorkerConfig) -> JobFacts:
     parts = zip(*of_all, strict=True)
-    names, observed, pinned, counts, unbound, links, networks, promised, cores, versions, starts = parts
+    names, observed, pinned, counts, unbound, links, networks, promised, cores, versions, available, starts = parts
     of_torch, of_cuda, of_nccl = (AND.join(sorted({*kind} - {""})) for kind in zip(*versions, strict=True))
     backend = backend_of(_ddp(wrapped[0]))
     steps = [convert(one, ObservedSteps) for one in observed]
@@ -109,8 +109,8 @@ def _facts(wrapped: Sequence[Wrapped], ranks: RankStore, of_all: list[list[Any]]
     look = FirstLook(
         steps=steps,
         devices=frozenset(names),
-        torch=torch.__version__,
-        available_arguments=AVAILABLE_ARGUMENTS,
+        torch=of_torch,
+        available_arguments=frozenset.intersection(*map(frozenset, available)),  # hosts may have several versions
         arguments=[w.arguments for w in wrapped],
         untouchable=next((why for w in wrapped if (why := w.why_untouchable())), ""),
         script_hook=any(w.script_hook is not None for w in wrapped),
