@@ -15,7 +15,7 @@ _T99 = (63.66, 9.925, 5.841, 4.604, 4.032, 3.707, 3.499, 3.355, 3.250, 3.169, 3.
 # The smallest spread (log scale) that is assumed for a set of rounds: two rounds may agree by luck.
 _FLOOR = 0.003
 _ANYTHING = 100.0
-"""Where the ends of an interval differ by this factor, they say nothing but that nothing is known."""
+"""Factor between the ends of an interval from which on they say nothing but that nothing is known."""
 
 
 @dataclass(frozen=True)
