@@ -18,7 +18,7 @@ from autoddp.topology.nvidia import matrix as module
 from autoddp.topology.nvidia.matrix import TopologyMatrix, read_matrix
 
 TEXTS = {path.stem: path.read_text() for path in sorted((Path(__file__).parents[1] / "data/topo").glob("*.txt"))}
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "200"))
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "60"))
 FUZZ = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 
 # What a file of expectations says against its own text, and what the text says.

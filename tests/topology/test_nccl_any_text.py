@@ -13,7 +13,7 @@ from nccl_captures import IDS, TEXTS, transports
 from autoddp.topology.nccl_log import transport_kind
 
 FUZZ = settings(
-    max_examples=int(os.environ.get("FUZZ_EXAMPLES", "200")),
+    max_examples=int(os.environ.get("FUZZ_EXAMPLES", "60")),
     deadline=None,
     derandomize="FUZZ_EXAMPLES" not in os.environ,
     suppress_health_check=[HealthCheck.too_slow],

@@ -16,7 +16,7 @@ from rdma_captures import IDS, READERS, Result, capture, try_to_read
 from autoddp.errors import NothingReadable
 
 FUZZ = settings(
-    max_examples=int(os.environ.get("FUZZ_EXAMPLES", "50")),
+    max_examples=int(os.environ.get("FUZZ_EXAMPLES", "15")),
     deadline=None,
     derandomize="FUZZ_EXAMPLES" not in os.environ,
     suppress_health_check=[HealthCheck.too_slow],
