@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from autoddp.errors import first_line
 from autoddp.isolation import Level
@@ -39,6 +40,9 @@ from autoddp.processes.signals import NOT_FOR_THE_KEEPER
 from autoddp.processes.silence import awaiting
 from autoddp.processes.standard_streams import StandardStreams
 from autoddp.runs.removal import remove_folder
+
+if TYPE_CHECKING:
+    from autoddp.isolation.elsewhere.programs import ProgramWatch
 
 
 @dataclass(frozen=True)
@@ -328,22 +332,31 @@ def _outcome(reader: Connection, launcher: Connection) -> str:
 
 def _run(connection: Connection, attempt: Attempt) -> None:
     """One attempt, to its end or the launcher's."""
+    from autoddp.isolation.children import VARIABLE
+    from autoddp.isolation.elsewhere.programs import ProgramWatch
+
     streams = StandardStreams()
     alive, child_holds = os.pipe()  # closed by the kernel when the child ends
+    watch = ProgramWatch(attempt.environment.get(VARIABLE, ""))
     child = os.fork()
     if child == 0:
         os.close(alive)
-        _attempt(connection, attempt, child_holds)
+        _attempt(connection, attempt, child_holds, watch)
     os.close(child_holds)
+    watch.begin(child)
     try:
-        while alive not in (ready := wait([connection, alive], _COLLECTS)):
+        while alive not in (ready := wait([connection, alive, *watch.awaited], _COLLECTS)):
             if connection in ready and connection.recv() == _STOP:  # EOFError: the launcher has gone
                 break
-            collect_orphans(child)
+            if any(one in ready for one in watch.awaited):
+                watch.answer()
+            else:
+                collect_orphans(child)
     finally:
         os.close(alive)
         status = kill_child(child)
         kill_descendants()
+        watch.close()
         streams.restore()
         _clean_up_after(attempt.shelter)
     how = "could not be ended" if status is None else how_ended(os.waitstatus_to_exitcode(status))
@@ -360,7 +373,7 @@ def _clean_up_after(shelter: Shelter) -> None:
         remove_folder(shelter.layers.scratch)
 
 
-def _attempt(connection: Connection, attempt: Attempt, alive: int) -> None:
+def _attempt(connection: Connection, attempt: Attempt, alive: int, watch: ProgramWatch) -> None:
     """Be the attempt's own process: isolate it, then run elastic in it. Never returns."""
     failure = "it could not begin"
     try:
@@ -368,11 +381,12 @@ def _attempt(connection: Connection, attempt: Attempt, alive: int) -> None:
             signal.signal(number, signal.SIG_DFL)
         os.setsid()  # the terminal stops no process of another session, such as elastic where it prints a warning
         _be_the_first_to_be_killed()
-        _close_all_but(connection.fileno(), alive)
+        _close_all_but(connection.fileno(), alive, watch.fileno())
         os.environ.clear()
         os.environ.update(attempt.environment)
         tempfile.tempdir = None  # Python keeps the launcher's; guard gives TMPDIR, and elastic makes files there
         _enter(attempt.shelter)
+        watch.hold()
         _own_standard_input()
         warnings.simplefilter("ignore")  # elastic leaves the ranks' logs open, of which Python warns under -X dev
         threading.Thread(target=_report_ends, args=(connection,), name="autoddp-ends", daemon=True).start()

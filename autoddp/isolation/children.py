@@ -9,6 +9,7 @@ them, because a shell or a launcher passes its environment on to the Pythons tha
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import os
@@ -19,11 +20,32 @@ from autoddp.isolation.hooks import rebind
 
 VARIABLE = "AUTODDP_WORKER_ISOLATION"
 """The plan's variable. `inject/sitecustomize.py` spells this name again: it imports nothing."""
+_MARK = "autoddp-checks-this-process"
 INJECT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "inject")
 """The folder whose sitecustomize starts the checks in a Python process."""
 
 _PATH = "PYTHONPATH"
 _plan = ""
+
+
+def mark_as_checked() -> None:
+    """Tell those who look at this process that it checks itself, as do its forks.
+
+    The mark is an open file with a name and no content: the kernel closes it where another program takes the place of
+    this one. So does a script that closes all files; it then counts as any other program.
+    """
+    if hasattr(os, "memfd_create"):
+        os.memfd_create(_MARK)
+
+
+def checks_itself(pid: int) -> bool:
+    """Whether a process has that mark. OSError if it must not be looked at, or has ended."""
+    mark = f"/memfd:{_MARK} (deleted)"
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):  # closed at this moment
+            if os.readlink(f"/proc/{pid}/fd/{number}") == mark:
+                return True
+    return False
 
 
 def as_mapping(env: Any) -> Mapping[str, str]:

@@ -32,6 +32,16 @@ def connected(path: str) -> Connection:
         return Connection(end.detach())
 
 
+def ask_to_stop(socket: str, reason: str, overlay_is_to_blame: bool = False) -> None:
+    """Ask the launcher at that Unix socket to end tuning. EOFError or OSError if it is gone."""
+    # As wire.encode writes a StopTuning. Every Python process that the script starts imports this file, and `wire`
+    # would cost each of them half as much time again.
+    message = {"is": "StopTuning", "reason": reason, "overlay_is_to_blame": overlay_is_to_blame}
+    with connected(socket) as connection:
+        connection.send_bytes(dumps(message).encode())
+        connection.recv_bytes()
+
+
 def stopper(socket: str, overlay_is_to_blame: bool = False) -> Callable[[str], NoReturn]:
     """A function `stop(reason)` that asks the launcher at that Unix socket to end tuning, see `wire.StopTuning`.
 
@@ -39,16 +49,11 @@ def stopper(socket: str, overlay_is_to_blame: bool = False) -> Callable[[str], N
     """
 
     def stop(reason: str) -> NoReturn:
-        # As wire.encode writes a StopTuning. Every Python process that the script starts imports this file, and `wire`
-        # would cost each of them half as much time again.
-        message = {"is": "StopTuning", "reason": reason, "overlay_is_to_blame": overlay_is_to_blame}
         # The caller may hold locks, and the script's threads and exit handlers must not go on. So no exception is
         # raised and no code of the script is called; the launcher kills the whole attempt.
         try:
-            with connected(socket) as connection:
-                connection.send_bytes(dumps(message).encode())
-                connection.recv_bytes()
-                sleep(_PATIENCE)
+            ask_to_stop(socket, reason, overlay_is_to_blame)
+            sleep(_PATIENCE)
         except (EOFError, OSError):
             pass  # the launcher is gone, and the attempt ends with it
         finally:

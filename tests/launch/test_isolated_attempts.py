@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import pty
+import shutil
 import signal
 import socket
 import subprocess
@@ -142,6 +143,38 @@ def test_what_ends_tuning(environment: dict[str, str], options: list[str], why: 
     assert launch.stdout.count("state: the user's") == 1  # the real job, from the user's state
     assert (folder / "big").read_bytes() == b"0" * (30 << 20)
     assert list(folder.glob("large*")) == []
+
+
+REPORTS = """
+import os, runpy, subprocess
+if os.environ["RANK"] == "0":
+    where = f"sockaddr_in({os.environ['REPORTS_TO']}, INADDR_LOOPBACK)"
+    program = f'socket(S, PF_INET, SOCK_STREAM, 0) and connect(S, {where}) and syswrite(S, "began") or die $!'
+    subprocess.run(["perl", "-MSocket", "-e", program], check=True)
+runpy.run_path(os.environ["THEN"], run_name="__main__")
+"""
+
+
+@pytest.mark.skipif(shutil.which("perl") is None, reason="needs a program that is not Python, such as perl")
+@pytest.mark.parametrize("level", ["overlay", whole("guard"), whole("off")])
+def test_a_program_that_nobody_knows_reaches_its_server_once(level: str, tmp_path: Path) -> None:
+    """Only in the real job: no list has all programs that send something, so the kernel holds what they connect to."""
+    folder = folder_with_state(tmp_path)
+    (tmp_path / "reports.py").write_text(REPORTS)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        environment = {"REPORTS_TO": str(port), "THEN": STATEFUL, "PYTHONPATH": str(SCRIPTS)}
+        options = ["--isolation", level, "--trials", "2"]
+        launch = run(AUTODDP, folder, str(tmp_path / "reports.py"), *options, env=environment)
+        assert launch.returncode == 0, launch.stderr[-2000:]
+        server.settimeout(0)
+        with server.accept()[0] as once:
+            assert once.recv(100) == b"began"
+        with pytest.raises(BlockingIOError):
+            server.accept()
+    (line,) = [line for line in launch.stderr.splitlines() if "not tuned, launching as written" in line]
+    why = "perl -MSocket" if level == "guard" else f"perl connects to 127.0.0.1:{port}, and autoddp does not know what"
+    assert why in line
 
 
 @pytest.mark.parametrize(

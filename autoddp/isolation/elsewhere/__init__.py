@@ -13,7 +13,10 @@ Five checks, from the named to the general:
                                     or gives a named pipe of others, and signals
 
 No library is imported for this: each is patched when the script imports it, and importing alone never ends tuning.
-Not promised: native code that uses the network itself is not seen.
+Not promised: native code within Python that uses the network itself is not seen.
+
+All other programs, which do not check themselves, are watched by the kernel for the keeper: `programs` has both ends,
+and `system_calls` judges what they do.
 """
 
 from __future__ import annotations

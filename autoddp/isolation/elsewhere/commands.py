@@ -20,7 +20,7 @@ from autoddp.isolation.elsewhere.own import receives, serves_port
 from autoddp.isolation.elsewhere.patch import words as word_set
 from autoddp.isolation.elsewhere.requests import is_this_machine
 from autoddp.isolation.elsewhere.settings import changed_by
-from autoddp.isolation.elsewhere.tools import BY_NAME, MODULES
+from autoddp.isolation.elsewhere.tools import BY_NAME, MODULES, shown
 from autoddp.isolation.pipes import OTHERS
 
 _SHELLS = word_set("sh bash dash zsh ksh ash fish busybox")
@@ -302,7 +302,7 @@ def _judge(words: list[str], place: _Place) -> Iterator[str]:
     tool = BY_NAME.get(name)
     if tool is not None:
         if tool.changes(args):
-            yield f"{name} changes something outside this run ({_shown(name, args)})"
+            yield f"{name} changes something outside this run ({_plain(shown(name, args))})"
         if name == "git":
             yield from _judge_hooks(tool.positional(args), args, place)
     elif name in _SHELLS:
@@ -509,13 +509,3 @@ def _judge_file(path: str, words: list[str], place: _Place, shell: bool, sourced
 
 def _plain(word: str) -> str:
     return word.replace(_UNKNOWN, "$(…)")
-
-
-def _shown(name: str, args: Sequence[str]) -> str:
-    """The first words up to an option: options may be followed by a password."""
-    words = [name]
-    for arg in args:
-        if arg.startswith("-") or len(words) == 4:
-            break
-        words.append(arg.partition("?")[0])
-    return _plain(" ".join(words))[:120]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import stat
 from collections.abc import Iterator
 
@@ -11,10 +12,16 @@ from autoddp.isolation.children import VARIABLE
 
 _LISTENS = "0A"  # a socket's state in /proc/net/tcp
 _ACCEPTS = 0x10000  # a flag of a socket with a listener, in /proc/net/unix
-_ROOT = os.getppid() if os.getppid() > 1 else os.getpid()
+_roots = (os.getppid() if os.getppid() > 1 else os.getpid(),)
 """What has started this process, also in a fork of it. 1 has adopted it, or it is the first one of a container."""
 _known: set[str] = set()
 """Sockets that were found to be the attempt's, by the numbers that the kernel gives them."""
+
+
+def count_below(pid: int) -> None:
+    """Count as the attempt's what this process has started: for the keeper, which is none of the attempt itself."""
+    global _roots
+    _roots = (pid,)
 
 
 def serves_port(port: int) -> bool:
@@ -50,6 +57,14 @@ def receives(place: int | str) -> bool:
     return _are_own_at(place)
 
 
+def is_here(family: int, host: str) -> bool:
+    """Whether a socket of this family would reach this machine at `host`, an address."""
+    with socket.socket(family, socket.SOCK_DGRAM) as asks, contextlib.suppress(OSError):
+        asks.connect((host, 9))  # sends nothing; to reach an address of its own, the kernel takes the same one
+        return bool(asks.getsockname()[0] == host)
+    return False
+
+
 def parent_of(pid: int) -> int:
     """The parent of a process; -1 if that process has ended, 0 if it is hidden.
 
@@ -75,8 +90,8 @@ def is_own_process(pid: int) -> bool:
     Also True if it has ended.
     """
     if not os.path.isdir("/proc/self"):  # not Linux: all processes of the same session pass
-        return pid == _ROOT or _session(pid) in (-1, os.getsid(0))
-    return is_below(pid, os.getpid(), _ROOT)
+        return pid in _roots or _session(pid) in (-1, os.getsid(0))
+    return is_below(pid, os.getpid(), *_roots)
 
 
 def _session(pid: int) -> int:
@@ -144,7 +159,7 @@ def _are_own(sockets: Iterator[str]) -> bool:
 
 def _sockets() -> Iterator[str]:
     """Sockets of all processes of the attempt."""
-    plan, roots = os.environ.get(VARIABLE), (os.getpid(), _ROOT)
+    plan, roots = os.environ.get(VARIABLE), (os.getpid(), *_roots)
     mark = b"\0" + os.fsencode(f"{VARIABLE}={plan}") + b"\0" if plan else None
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):  # another user's, or it ends at this moment

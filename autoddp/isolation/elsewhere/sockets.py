@@ -17,7 +17,6 @@ Not promised: native code that uses the network by itself is not seen.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import re
@@ -28,7 +27,7 @@ from collections.abc import Callable
 from types import FrameType, ModuleType
 from typing import Any
 
-from autoddp.isolation.elsewhere.own import receives, runs_peer
+from autoddp.isolation.elsewhere.own import is_here, receives, runs_peer
 from autoddp.isolation.elsewhere.patch import Stop
 from autoddp.isolation.elsewhere.requests import is_own, is_this_machine, sends
 from autoddp.isolation.hooks import check_events, when_imported
@@ -50,7 +49,7 @@ _CHECKED = (
 )
 """Modules whose operations `clients`, `storage` and `requests` check, so that their reads pass."""
 _DNS, _NTP = 53, 123
-_ANSWERS = (_DNS, _NTP)
+ANSWERS = (_DNS, _NTP)
 """Ports of servers that only answer."""
 _LIBRARY_IS_CHECKED = re.compile(rb"\x16\x03|SSH-|\x05[\x01-\x05][\x00-\x09]|\x04\x01")
 """TLS, SSH, and a proxy's SOCKS, beneath which one of these or HTTP follows."""
@@ -148,7 +147,7 @@ class _Judge:
                 where = os.fsdecode(address).replace("\0", "@")
         elif connection.family in (socket.AF_INET, socket.AF_INET6):
             host, port = address[:2]
-            if port not in _ANSWERS and not (_is_here(connection, host) and receives(port)):
+            if port not in ANSWERS and not (_is_here(connection, host) and receives(port)):
                 where = f"{host}:{port}"
         if where:
             self.stop(f"the script sends datagrams to {where}")
@@ -166,17 +165,12 @@ def _is_here(connection: Any, host: str) -> bool:
     """Whether a socket would reach this machine at `host`."""
     if is_this_machine(host):
         return True
-    if not _ADDRESS.fullmatch(host):
-        return False
-    with socket.socket(connection.family, socket.SOCK_DGRAM) as asks, contextlib.suppress(OSError):
-        asks.connect((host, 9))  # sends nothing; to reach an address of its own, the kernel takes the same one
-        return bool(asks.getsockname()[0] == host)
-    return False
+    return _ADDRESS.fullmatch(host) is not None and is_here(connection.family, host)
 
 
 def _is_own_peer(connection: Any, peer: Any) -> bool:
     here = connection.getsockname()
-    if peer[1] in _ANSWERS:
+    if peer[1] in ANSWERS:
         return True
     if is_this_machine(peer[0]) or peer[0] == here[0]:
         return runs_peer(peer[1], here[1])

@@ -85,6 +85,16 @@ def _matches(patterns: str, line: str) -> bool:
     return any(fnmatchcase(line, pattern) or pattern == f"{line} *" for pattern in patterns.split(";") if pattern)
 
 
+def shown(name: str, args: Sequence[str]) -> str:
+    """The first words of a command up to an option: options may be followed by a password."""
+    words = [name]
+    for arg in args:
+        if arg.startswith("-") or len(words) == 4:
+            break
+        words.append(arg.partition("?")[0])
+    return " ".join(words)[:120]
+
+
 def downloads(tool: Tool, args: Sequence[str]) -> bool:
     """False for `aws s3 cp s3://bucket/x here`: the first place after the verb is elsewhere, and no other one is."""
     words = tool.positional(args)
@@ -126,6 +136,11 @@ def web_writes(tool: Tool, args: Sequence[str]) -> bool:
     if not urls:
         return method not in READING_METHODS
     return any(judge_url(method, url if "://" in url else f"http://{url}") for url in urls)
+
+
+def streams(tool: Tool, args: Sequence[str]) -> bool:
+    """ffmpeg: whether a URL is none that it reads, which stands behind `-i`."""
+    return any("://" in word and before != "-i" for before, word in zip(["", *args], args, strict=False))
 
 
 def httpie_writes(tool: Tool, args: Sequence[str]) -> bool:
@@ -213,6 +228,7 @@ TOOLS = (
          valued="--endpoint-url --profile"),
     Tool("ossutil ossutil64 coscli coscmd obsutil", "ls*;stat *;cat *;du *;list*", judge=downloads, copies="cp sync",
          remote=r"(oss|cos|obs)://"),
+    Tool("ais", "get *;cat *;ls*;show *;object get *;object cat *;bucket ls*;bucket show *"),
     Tool("mc mcli", "ls*;tree *;stat *;cat *;head *;du *;diff *;get *;ping *;ready *;alias *;admin info *"),
     # Mounted places: what is written there is elsewhere.
     Tool("mount", judge=mounts),
@@ -242,6 +258,11 @@ TOOLS = (
     Tool("curl", judge=web_writes),
     Tool("wget wget2", judge=web_writes),
     Tool("http https xh", judge=httpie_writes),
+    Tool("ffmpeg", judge=streams),
+    Tool("aria2c axel lynx ffprobe yt-dlp youtube-dl ping ping6 traceroute tracepath dig nslookup whois", "*",
+         whole=True),
+    Tool("kinit klist ldapsearch getent id whoami groups rpcinfo showmount quota", "*", whole=True),
+    Tool("apt apt-get dnf yum apk zypper pip pip3 uv conda mamba micromamba pixi", writes="publish*"),
     Tool("nc ncat netcat socat telnet", judge=talks),
     Tool("mail mailx sendmail mutt msmtp ssmtp sendemail swaks s-nail"),
     Tool("ssh-copy-id croc wormhole globus globus-url-copy ascp unison lsyncd restic borg duplicity websocat wscat"),
@@ -275,6 +296,8 @@ TOOLS = (
          "download;list;* download;* list;watch*"),
     # Clusters and containers.
     Tool("sbatch srun salloc scancel sattach sbcast strigger"),
+    Tool("squeue sinfo sacct sstat sprio sshare sdiag sreport bjobs bqueues bhosts lsload qstat pbsnodes qhost "
+         "condor_q condor_status oarstat", "*", whole=True),
     Tool("scontrol", "show *;ping*;version*;write *"),
     Tool("sacctmgr", "show *;list *"),
     Tool("bsub bkill bstop bresume bmod brequeue bswitch qsub qdel qalter qhold qrls qrerun qmove qmod condor_submit "
@@ -355,11 +378,12 @@ TOOLS = (
     Tool("jetson_clocks ipcrm ipcmk"),
 )
 # fmt: on
-"""Programs that are not named here pass."""
+"""Programs that are not named here may start. Where the kernel holds calls, they may connect to nothing outside."""
 
 BY_NAME = {name: tool for tool in TOOLS for name in tool.names.split()}
 
 MODULES = {
+    "azure.cli": "az",
     "awscli": "aws",
     "awscli.__main__": "aws",
     "huggingface_hub.cli.hf": "hf",

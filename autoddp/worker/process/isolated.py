@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import wrapt
 
 from autoddp.isolation import Level
-from autoddp.isolation.children import watch_children
+from autoddp.isolation.children import mark_as_checked, watch_children
 from autoddp.isolation.hooks import check_events, rebind
 from autoddp.isolation.locks import beneath_the_overlay, watch_locks
 from autoddp.isolation.pipes import Pipes, watch_pipes
@@ -76,6 +76,7 @@ def start(text: str, is_rank: bool) -> None:
     from autoddp.isolation.elsewhere import watch_clients
 
     watch_clients(stop, pipes)
+    mark_as_checked()
 
 
 def _at_the_end_of(is_ours: Callable[[BaseException], bool], stop: Callable[[str], NoReturn], why: str) -> None:

@@ -1,0 +1,104 @@
+"""Watches what all programs of an attempt do, by the kernel: the keeper answers before a held system call goes on.
+
+    watch = ProgramWatch(plan)        # in the keeper, before the fork
+    watch.hold()                      # in the attempt's first process: from here on its calls, and its children's, wait
+    watch.begin(child)                # in the keeper, whenever one of `watch.awaited` can be read:
+    watch.answer()
+
+Where the kernel cannot hold calls (before Linux 5.5, processors other than x86-64 and ARM64), programs are known by
+their names only, see `commands`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+
+from autoddp.isolation.children import mark_as_checked
+from autoddp.isolation.elsewhere.own import count_below
+from autoddp.isolation.elsewhere.system_calls import judge_call, program_of
+from autoddp.isolation.plan import IsolationPlan
+from autoddp.isolation.seccomp import HeldCall, hold_calls, let_go, next_held
+from autoddp.isolation.stopping import ask_to_stop
+
+
+class ProgramWatch:
+    """Both ends of the watch over one attempt."""
+
+    def __init__(self, plan: str) -> None:
+        """`plan`: the text of the attempt's `IsolationPlan`; "" where none was made."""
+        self._plan = plan
+        self._ours, self._theirs = socket.socketpair()
+        self._listener = -1
+        self._root = 0
+        """The attempt's first process."""
+
+    def fileno(self) -> int:
+        """The descriptor that the attempt must leave open until `hold`."""
+        return self._theirs.fileno()
+
+    def hold(self) -> None:
+        """Have the system calls of this process, and of all that it starts, held for the keeper."""
+        with contextlib.suppress(OSError):
+            listener = hold_calls()
+            socket.send_fds(self._theirs, [b"held"], [listener])
+            os.close(listener)
+        mark_as_checked()
+        self._theirs.close()
+
+    def begin(self, root: int) -> None:
+        """Watch the attempt whose first process this is."""
+        self._root = root
+        self._theirs.close()
+        count_below(os.getpid())
+
+    @property
+    def awaited(self) -> list[socket.socket | int]:
+        """What can be read when there is something to answer."""
+        if self._listener >= 0:
+            return [self._listener]
+        return [self._ours] if self._ours.fileno() >= 0 else []
+
+    def answer(self) -> None:
+        """Let the next call go on, or ask the launcher to end tuning: that call then waits for its process's end."""
+        if self._listener < 0:
+            _, descriptors, _, _ = socket.recv_fds(self._ours, 16, 1)
+            self._ours.close()
+            self._listener = descriptors[0] if descriptors else -1
+            return
+        poll = select.poll()
+        poll.register(self._listener, select.POLLIN)
+        events = sum(event for _, event in poll.poll(0))
+        if not events & select.POLLIN:  # a signal has interrupted it
+            if events & select.POLLHUP:  # no process is left that could call
+                os.close(self._listener)
+                self._listener = -1
+            return
+        held = next_held(self._listener)
+        if held is None:
+            return
+        if said := self._judged(held):
+            with contextlib.suppress(EOFError, OSError):  # the launcher has gone, and the attempt ends with it
+                ask_to_stop(IsolationPlan.parse(self._plan).socket, said)
+        else:
+            let_go(self._listener, held)
+
+    def close(self) -> None:
+        """Close what is left, once the attempt's processes have ended."""
+        self._ours.close()
+        if self._listener >= 0:
+            os.close(self._listener)
+
+    def _judged(self, held: HeldCall) -> str:
+        try:
+            return judge_call(held)
+        except PermissionError:
+            # Some kernels let nobody look at another process: then nothing is known of any program.
+            with contextlib.suppress(OSError):
+                os.listdir(f"/proc/{self._root}/fd")
+                return f"autoddp may not look at what {program_of(held.thread)} sends ({held.name})"
+            return ""
+        except OSError:  # it has ended
+            return ""

@@ -1,0 +1,271 @@
+"""Judges the system calls of an attempt that may reach beyond it, whatever program makes them.
+
+    judge_call(held)      # in the keeper: "" if the kernel may go on with it, else what it would change
+
+A Python of the attempt checks what it sends by itself, by its meaning. Of any other program nobody knows what it sends:
+so it must not connect to anything outside the attempt, unless `tools` knows that, called like this, it only reads.
+Not promised: datagrams of a program that has connected a socket to send them, and what goes by io_uring.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from signal import Signals
+from typing import NamedTuple
+
+from autoddp.isolation.children import checks_itself
+from autoddp.isolation.elsewhere.own import is_here, is_own_process, parent_of, receives, serves_path, serves_port
+from autoddp.isolation.elsewhere.sockets import ANSWERS
+from autoddp.isolation.elsewhere.tools import BY_NAME, MODULES, Tool, shown
+from autoddp.isolation.mps import mps_folder
+from autoddp.isolation.seccomp import UNKNOWN, HeldCall
+
+_LARGEST_ADDRESS = 128  # bytes, as the kernel's sockaddr_storage
+_ONLY_ANSWER = (
+    # names of users and of hosts
+    "/run/nscd/",
+    "/var/run/nscd/",
+    "/var/lib/sss/",
+    "/run/systemd/userdb/",
+    "/run/systemd/resolve/",
+    "/run/avahi-daemon/",
+    "/run/nslcd/",
+    "/var/run/nslcd/",
+    "/run/samba/winbindd/",
+    "/var/run/samba/winbindd/",
+    "/var/centrifydc/",
+    # who the user is
+    "/run/munge/",
+    "/var/run/munge/",
+    # drivers of GPUs
+    "/run/nvidia-",
+    "/var/run/nvidia-",
+)
+"""Beginnings of the paths of servers on this machine that keep nothing of what they are asked. One that is missing here
+only ends tuning."""
+_NAME_SERVICES = (88, 111, 389, 636)
+"""Ports of servers on a network that tell programs in C who a user is: Kerberos, NIS, LDAP."""
+_HADOOP = "org.apache.hadoop.fs.FsShell"
+"""The program that `hdfs dfs` and `hadoop fs` become."""
+_BY_SSH = ("git", "rsync", "scp")
+"""Programs that reach their server by ssh: their words tell what for."""
+_OF_MODE = {21: "reboot swapon swapoff sethostname setdomainname", 25: "settimeofday clock_settime"}
+_CAPABILITIES = {name: number for number, names in _OF_MODE.items() for name in names.split()}
+_CAPABILITIES |= {"reboot": 22, "init_module": 16, "finit_module": 16, "delete_module": 16}
+"""System call → the capability that it needs: without it the kernel refuses the call, as in the real job."""
+_PRIO_USER, _IOPRIO_WHO_USER = 2, 3
+
+
+def judge_call(held: HeldCall) -> str:
+    """ "" if the kernel may go on with a call, else what it would change.
+
+    `own.count_below` has said which processes are the attempt's. OSError if the process has ended, or must not be
+    looked at.
+    """
+    if held.name in _CAPABILITIES:
+        may = _capabilities(held.thread) >> _CAPABILITIES[held.name] & 1
+        return f"{program_of(held.thread)} changes this machine ({held.name})" if may else ""
+    return _JUDGES[held.name](held)
+
+
+def _connects(held: HeldCall) -> str:
+    return _reaches(held, held.arguments[1], held.arguments[2], by_datagrams=False)
+
+
+def _sends_to(held: HeldCall) -> str:
+    return _reaches(held, held.arguments[4], held.arguments[5], by_datagrams=True)
+
+
+def _reaches(held: HeldCall, where: int, size: int, by_datagrams: bool) -> str:
+    """Judge what a program opens a connection to, or sends a datagram to."""
+    if checks_itself(held.thread):
+        return ""
+    address = held.memory(where, min(size & 0xFFFFFFFF, _LARGEST_ADDRESS))
+    place = _outside(held, address, by_datagrams)
+    if not place:
+        return ""
+    known = _acts_for(held.thread)
+    changes = next((one for one in known if one.tool.changes(one.arguments)), None)
+    if changes is not None:
+        return f"{changes.name} changes something outside this run ({shown(changes.name, changes.arguments)})"
+    if known:
+        return ""
+    does = "sends data" if by_datagrams else "connects"
+    return f"{program_of(held.thread)} {does} to {place}, and autoddp does not know what it does there"
+
+
+def _outside(held: HeldCall, address: bytes, by_datagrams: bool) -> str:
+    """The place of an address, if it is outside the attempt; else ""."""
+    family = int.from_bytes(address[:2], "little")
+    if family in (socket.AF_UNSPEC, socket.AF_NETLINK):
+        return ""
+    if family == socket.AF_UNIX:
+        return _outside_by_path(held, address[2:], by_datagrams)
+    if family not in (socket.AF_INET, socket.AF_INET6) or len(address) < 8:
+        return "another machine"
+    (port,) = struct.unpack_from("!H", address, 2)
+    host = socket.inet_ntop(family, address[4:8] if family == socket.AF_INET else address[8:24].ljust(16, b"\0"))
+    if port in (*ANSWERS, *_NAME_SERVICES) or (not by_datagrams and _is_for_datagrams(held)):
+        return ""
+    if is_here(family, host) and (receives if by_datagrams else serves_port)(port):
+        return ""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _outside_by_path(held: HeldCall, name: bytes, by_datagrams: bool) -> str:
+    if not name or name[0] == 0:
+        path = os.fsdecode(name)
+    else:
+        folder = os.readlink(f"/proc/{held.thread}/cwd")
+        path = os.path.normpath(os.path.join(folder, os.fsdecode(name.partition(b"\0")[0])))
+    driver = mps_folder(os.environ)
+    if path.startswith((*_ONLY_ANSWER, *([f"{driver}/"] if driver else []))):
+        return ""
+    return "" if (receives if by_datagrams else serves_path)(path) else path.replace("\0", "@", 1)
+
+
+def _is_for_datagrams(held: HeldCall) -> bool:
+    """Whether the socket is for datagrams: connecting one sends nothing; by it libc sorts the addresses of a name."""
+    with contextlib.suppress(OSError):
+        kind = os.getxattr(f"/proc/{held.thread}/fd/{held.signed(0)}", "system.sockprotoname")
+        return kind.startswith((b"UDP", b"PING"))
+    return False
+
+
+def _lineage(process: int) -> Iterator[list[str]]:
+    """The words of a process, and of those that have started it within the attempt."""
+    while process > 1 and is_own_process(process) and process != os.getpid():
+        yield _words(process)
+        process = parent_of(process)
+
+
+class Known(NamedTuple):
+    """A process that runs a known program."""
+
+    name: str
+    tool: Tool
+    arguments: list[str]
+
+
+def _acts_for(process: int) -> list[Known]:
+    """The known programs for which a process reaches another machine; none where nobody knows.
+
+    It is one of them, or a helper of one, such as `git-remote-https`. Of any other program that one of them starts, as
+    `git` starts hooks, nobody knows what it does.
+    """
+    found: list[Known] = []
+    before: Known | None = None
+    for words in _lineage(process):
+        known = tool_of(words)
+        if known is not None and before is not None and _is_part_of(before, known):
+            found[-1] = known
+        elif known is not None:
+            found.append(known)
+        before = known
+    first = _words(process)
+    is_helper = bool(found) and os.path.basename(first[0]).startswith(f"{found[0].name}-")
+    return found if is_helper or tool_of(first) is not None else []
+
+
+def _is_part_of(one: Known, starter: Known) -> bool:
+    """Whether the words of the program that has started another one tell what for: git also starts itself."""
+    return one.name == starter.name or (one.name == "ssh" and starter.name in _BY_SSH)
+
+
+def tool_of(words: list[str]) -> Known | None:
+    """The known program that a process runs, by itself or by an interpreter: `perl /usr/bin/x push`.
+
+    An interpreter has the path of its script; any other word may be an argument of a program that nobody knows.
+    """
+    if _HADOOP in words:
+        return Known("hdfs", BY_NAME["hdfs"], ["dfs", *words[words.index(_HADOOP) + 1 :]])
+    is_module = False
+    for place, word in enumerate(words):
+        name = os.path.basename(word)
+        names = [name, os.path.splitext(name)[0]] if not place or os.sep in word else []
+        if is_module:
+            names = [MODULES.get(word, "")]
+        known = next((one for one in names if one in BY_NAME), "")
+        if known:
+            return Known(known, BY_NAME[known], words[place + 1 :])
+        if place and not word.startswith("-"):
+            return None
+        is_module = re.fullmatch("-[a-zA-Z]*m", word) is not None
+    return None
+
+
+def _signals(held: HeldCall) -> str:
+    process, signal = held.signed(0), str(held.signed(1))
+    if held.name == "pidfd_send_signal":
+        with open(f"/proc/{held.thread}/fdinfo/{process}", encoding="ascii") as file:
+            process = next(int(line.split()[1]) for line in file if line.startswith("Pid:"))
+        if process < 0:  # the kernel says so of a process that has ended
+            return ""
+    if process == 0 or (process != -1 and is_own_process(abs(process))):
+        return ""
+    with contextlib.suppress(ValueError):
+        signal = Signals(held.signed(1)).name
+    whom = "every process" if process == -1 else f"process {abs(process)}, which this run did not start"
+    return f"{program_of(held.thread)} sends {signal} to {whom}"
+
+
+def _schedules(held: HeldCall) -> str:
+    return _of_process(held, held.signed(0))
+
+
+def _limits(held: HeldCall) -> str:
+    return _of_process(held, held.signed(0)) if held.arguments[2] else ""
+
+
+def _priority(held: HeldCall) -> str:
+    kind, whose = held.signed(0), held.signed(1)
+    if kind == (_IOPRIO_WHO_USER if held.name == "ioprio_set" else _PRIO_USER):
+        return f"{program_of(held.thread)} changes the priority of all processes of a user"
+    return _of_process(held, whose)
+
+
+def _of_process(held: HeldCall, process: int) -> str:
+    if process == 0 or is_own_process(process):
+        return ""
+    return f"{program_of(held.thread)} changes process {process}, which this run did not start ({held.name})"
+
+
+def _of_another_processor(held: HeldCall) -> str:
+    return (
+        f"{program_of(held.thread)} is a program for another kind of processor, so autoddp does not see what it sends"
+    )
+
+
+_JUDGES: dict[str, Callable[[HeldCall], str]] = {
+    "connect": _connects,
+    "sendto": _sends_to,
+    "kill": _signals,
+    "pidfd_send_signal": _signals,
+    "setpriority": _priority,
+    "ioprio_set": _priority,
+    **dict.fromkeys(("sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr"), _schedules),
+    "prlimit64": _limits,
+    UNKNOWN: _of_another_processor,
+}
+
+
+def _capabilities(process: int) -> int:
+    with open(f"/proc/{process}/status", encoding="ascii", errors="replace") as file:
+        return next(int(line.split()[1], 16) for line in file if line.startswith("CapEff:"))
+
+
+def program_of(process: int) -> str:
+    """The name of the program that a process runs, with that of the script where an interpreter runs one."""
+    first, *more = _words(process)
+    names = [first, *(word for word in more[:1] if word and not word.startswith("-") and os.path.isfile(word))]
+    return " ".join(map(os.path.basename, names)) or "a program"
+
+
+def _words(process: int) -> list[str]:
+    with open(f"/proc/{process}/cmdline", "rb") as file:
+        return [os.fsdecode(word) for word in file.read().removesuffix(b"\0").split(b"\0")]

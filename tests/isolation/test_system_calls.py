@@ -1,0 +1,316 @@
+"""What a program of an attempt does beyond it ends tuning before it happens, whatever language it is written in."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from launchers import ROOT
+from shared import once
+
+from autoddp.isolation.elsewhere.system_calls import tool_of
+
+NEEDED = ["cc", "curl", "git", "bash", "renice", "taskset", "prlimit"]
+pytestmark = [
+    pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="calls are held on these processors"),
+    pytest.mark.skipif(not all(map(shutil.which, NEEDED)), reason=f"needs {', '.join(NEEDED)}"),
+]
+
+START = """
+import os, signal, socket, subprocess, sys, threading, time
+def python(code):  # one that does not check itself
+    return subprocess.run([sys.executable, "-I", "-S", "-c", "import os, socket, time\\n" + code]).returncode
+def sends(kind, family, address):
+    return python(f"s = socket.socket(socket.{family}, socket.{kind}); s.connect({address!r}); s.send(b'x')")
+"""
+
+ENDS = {
+    "a program that nobody knows": (
+        "sends('SOCK_STREAM', 'AF_INET', ('127.0.0.1', outside))",
+        "python connects to 127.0.0.1:PORT, and autoddp does not know what it does there",
+    ),
+    "a program in C": (
+        "subprocess.run([os.environ['COMPILED'], str(outside)])",
+        "compiled connects to 127.0.0.1:PORT, and autoddp does not know what it does there",
+    ),
+    "below a shell": (
+        "subprocess.run(f'cd /; true && {os.environ[\"COMPILED\"]} {outside}; echo done', shell=True)",
+        "compiled connects to 127.0.0.1:PORT, and autoddp does not know what it does there",
+    ),
+    "left behind by its parents": (
+        "subprocess.run(f'(setsid {os.environ[\"COMPILED\"]} {outside} &)', shell=True); time.sleep(60)",
+        "compiled connects to 127.0.0.1:PORT, and autoddp does not know what it does there",
+    ),
+    "a shell": (
+        "subprocess.run(['bash', '-c', f'echo hello >/dev/tcp/127.0.0.1/{outside}'])",
+        "bash connects to 127.0.0.1:PORT, and autoddp does not know what it does there",
+    ),
+    "at the address of another family": (
+        "sends('SOCK_STREAM', 'AF_INET6', ('::ffff:127.0.0.1', outside))",
+        "python connects to [::ffff:127.0.0.1]:PORT, and autoddp does not know what it does there",
+    ),
+    "by a Unix socket": (
+        "sends('SOCK_STREAM', 'AF_UNIX', by_path)",
+        "python connects to FOLDER/outside, and autoddp does not know what it does there",
+    ),
+    "by a Unix socket with a short path": (
+        "os.chdir(os.path.dirname(by_path)); sends('SOCK_STREAM', 'AF_UNIX', 'outside')",
+        "python connects to FOLDER/outside, and autoddp does not know what it does there",
+    ),
+    "a datagram": (
+        'python(\'socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"x", ("192.0.2.1", 8125))\')',
+        "python sends data to 192.0.2.1:8125, and autoddp does not know what it does there",
+    ),
+    "a known program that writes": (
+        "subprocess.run(['curl', '-s', '-d', 'x', f'http://127.0.0.1:{outside}/'])",
+        "curl changes something outside this run (curl)",
+    ),
+    "git by its helper": (
+        "os.chdir(folder); subprocess.run(['git', 'init', '-q']); "
+        "me = ['-c', 'user.name=x', '-c', 'user.email=x']; "
+        "subprocess.run(['git', *me, 'commit', '-q', '--allow-empty', '-m', 'x']); "
+        "subprocess.run(['git', 'push', '-q', f'http://127.0.0.1:{outside}/x', 'HEAD'])",
+        "git changes something outside this run (git push)",
+    ),
+    "a program that nobody knows, below one that is known": (
+        "os.chdir(folder); subprocess.run(['git', 'init', '-q', 'hooked']); os.chdir('hooked'); "
+        "hook = open('.git/hooks/post-commit', 'w'); "
+        "hook.write(f'#!/bin/sh\\n{os.environ[\"COMPILED\"]} {outside}\\n'); hook.close(); "
+        "os.chmod(hook.name, 0o755); me = ['-c', 'user.name=x', '-c', 'user.email=x']; "
+        "subprocess.run(['git', *me, 'commit', '-q', '--allow-empty', '-m', 'x'])",
+        "compiled connects to 127.0.0.1:PORT, and autoddp does not know what it does there",
+    ),
+    "a push in a hook of a commit": (
+        "os.chdir(folder); subprocess.run(['git', 'init', '-q', 'pushes']); os.chdir('pushes'); "
+        "hook = open('.git/hooks/post-commit', 'w'); "
+        "hook.write(f'#!/bin/sh\\ngit push -q http://127.0.0.1:{outside}/x HEAD\\n'); hook.close(); "
+        "os.chmod(hook.name, 0o755); me = ['-c', 'user.name=x', '-c', 'user.email=x']; "
+        "subprocess.run(['git', *me, 'commit', '-q', '--allow-empty', '-m', 'x'])",
+        "git changes something outside this run (git push)",
+    ),
+    "a signal": (
+        "subprocess.run(['kill', '-TERM', str(others)])",
+        "kill sends SIGTERM to process OTHERS, which this run did not start",
+    ),
+    "a signal of this process by a library in C": (
+        "import ctypes; ctypes.CDLL(None).kill(others, 9)",
+        "python watched_programs.py sends SIGKILL to process OTHERS, which this run did not start",
+    ),
+    "a signal to a group": (
+        "python(f'os.killpg({others}, 15)')",
+        "python sends SIGTERM to process OTHERS, which this run did not start",
+    ),
+    "a signal to every process": ("python('os.kill(-1, 15)')", "python sends SIGTERM to every process"),
+    "a priority": (
+        "subprocess.run(['renice', '-n', '19', '-p', str(others)], stdout=subprocess.DEVNULL)",
+        "renice changes process OTHERS, which this run did not start (setpriority)",
+    ),
+    "cores": (
+        "subprocess.run(['taskset', '-p', '1', str(others)], stdout=subprocess.DEVNULL)",
+        "taskset changes process OTHERS, which this run did not start (sched_setaffinity)",
+    ),
+    "limits": (
+        "subprocess.run(['prlimit', '--pid', str(others), '--nofile=64:64'])",
+        "prlimit changes process OTHERS, which this run did not start (prlimit64)",
+    ),
+}
+if os.geteuid() == 0:
+    ENDS["the clock"] = (
+        "python('time.clock_settime(time.CLOCK_REALTIME, time.time())')",
+        "python changes this machine (clock_settime)",
+    )
+
+PASSES = {
+    "nobody listens": "assert sends('SOCK_STREAM', 'AF_INET', ('127.0.0.1', 1)) == 1",
+    "a server of the attempt": """
+with socket.create_server(("127.0.0.1", 0)) as own:
+    assert sends('SOCK_STREAM', 'AF_INET', own.getsockname()) == 0
+""",
+    "a server that another program of the attempt runs": """
+server = subprocess.Popen([sys.executable, "-I", "-S", "-c", '''
+import socket
+own = socket.create_server(("127.0.0.1", 0))
+print(own.getsockname()[1], flush=True)
+own.accept()
+'''], stdout=subprocess.PIPE, text=True)
+assert sends('SOCK_STREAM', 'AF_INET', ("127.0.0.1", int(server.stdout.readline()))) == 0
+assert server.wait() == 0
+""",
+    "a Unix socket of the attempt": """
+with socket.socket(socket.AF_UNIX) as own:
+    own.bind(f"{folder}/own")
+    own.listen()
+    assert sends('SOCK_STREAM', 'AF_UNIX', f"{folder}/own") == 0
+""",
+    "a Python that checks itself": "socket.create_connection(('127.0.0.1', outside)).close()",
+    "a fork of it": """
+child = os.fork()
+if not child:
+    socket.create_connection(("127.0.0.1", outside)).close()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+""",
+    "a known program that reads": """
+subprocess.run(["curl", "-s", f"http://127.0.0.1:{outside}/"])
+subprocess.run(["sh", "-c", f"curl -s http://127.0.0.1:{outside}/ | cat"])
+""",
+    "its helper": """
+os.makedirs(f"{folder}/cloned")
+assert subprocess.run(["git", "clone", "-q", f"http://127.0.0.1:{outside}/x", f"{folder}/cloned"]).returncode
+""",
+    "names of users and hosts": """
+subprocess.run(["id"], stdout=subprocess.DEVNULL)
+python("socket.getaddrinfo('localhost', 80)")
+""",
+    "to connect for datagrams": """
+python("socket.socket(socket.AF_INET, socket.SOCK_DGRAM).connect(('192.0.2.1', 443))")
+""",
+    "signals of its own": """
+child = subprocess.Popen(["sleep", "60"])
+subprocess.run(["kill", "-TERM", str(child.pid)])
+assert child.wait() == -signal.SIGTERM
+assert subprocess.run("kill -KILL $$", shell=True).returncode == -signal.SIGKILL
+os.kill(others, 0)
+""",
+    "its own priority, cores and limits": """
+subprocess.run(["renice", "-n", "1", "-p", str(os.getpid())], stdout=subprocess.DEVNULL, check=True)
+subprocess.run(["taskset", "-p", "1", str(os.getpid())], stdout=subprocess.DEVNULL, check=True)
+subprocess.run(["prlimit", "--pid", str(os.getpid()), "--nofile=256:256"], check=True)
+""",
+    "the limits of others, only asked for": """
+subprocess.run(["prlimit", "--pid", str(others)], stdout=subprocess.DEVNULL, check=True)
+""",
+    "a call that signals interrupt": """
+fired = 0
+def fires(*_):
+    global fired
+    fired += 1
+    if fired == 300:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+signal.signal(signal.SIGALRM, fires)
+signal.siginterrupt(signal.SIGALRM, False)
+signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+while fired < 300:
+    try:
+        socket.create_connection(("127.0.0.1", 1))
+    except ConnectionRefusedError:
+        pass
+""",
+    "many threads": """
+threads = [threading.Thread(target=sends, args=('SOCK_STREAM', 'AF_INET', ('127.0.0.1', 1))) for _ in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+""",
+}
+
+READS = 1 + 1 + 2 + 1
+"""How often `PASSES` reach the server outside."""
+IN_C = """
+#include <arpa/inet.h>
+#include <stdlib.h>
+#include <unistd.h>
+int main(int count, char **words) {
+    struct sockaddr_in place = {.sin_family = AF_INET, .sin_port = htons(atoi(words[1]))};
+    inet_pton(AF_INET, "127.0.0.1", &place.sin_addr);
+    int end = socket(AF_INET, SOCK_STREAM, 0);
+    return connect(end, (void *)&place, sizeof place) || write(end, "weights", 7) != 7;
+}
+"""
+
+
+def run_all(folder: Path) -> None:
+    """Run all cases, in one process."""
+    (folder / "compiled.c").write_text(IN_C)
+    compiled = folder / "compiled"
+    subprocess.run(["cc", "-o", str(compiled), str(folder / "compiled.c")], check=True)
+    cases = {name: START + code for name, (code, _) in ENDS.items()}
+    cases |= {name: START + code for name, code in PASSES.items()}
+    run = subprocess.run(
+        [sys.executable, str(ROOT / "tests" / "isolation" / "watched_programs.py")],
+        input=json.dumps(cases),
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COMPILED": str(compiled)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert run.returncode == 0, run.stderr
+    (folder / "told").write_text(run.stdout)
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
+    """What became of each case."""
+    folder = once(tmp_path_factory, "held-calls", run_all)
+    answers, outside = map(json.loads, (folder / "told").read_text().splitlines()[-2:])
+    port, others, room, reached, by_path, lives = outside
+    return Told(answers, {"PORT": str(port), "OTHERS": str(others), "FOLDER": room}, reached, by_path, lives)
+
+
+@dataclass(frozen=True)
+class Told:
+    """What became of each case."""
+
+    answers: dict[str, tuple[str, int]]
+    """Why tuning would have ended, and the exit code."""
+    names: dict[str, str]
+    """What stands for the port, the process and the folder in `ENDS`."""
+    reached: int
+    """How often the server outside was reached, and the one with a path."""
+    by_path: int
+    lives: bool
+    """Whether the process outside lives."""
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_what_ends_tuning(name: str, told: Told) -> None:
+    why = ENDS[name][1]
+    for mark, value in told.names.items():
+        why = why.replace(mark, value)
+    said, code = told.answers[name]
+    assert (said, code) == (why, -signal.SIGKILL)
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_what_does_not(name: str, told: Told) -> None:
+    assert told.answers[name] == ["", 0]
+
+
+def test_nothing_outside_was_changed(told: Told) -> None:
+    assert told.lives
+    assert told.by_path == 0
+    assert told.reached == READS
+
+
+@pytest.mark.parametrize(
+    ("line", "known"),
+    [
+        ("id -u", "id reads"),
+        ("squeue -u me", "squeue reads"),
+        ("aws s3 cp s3://b/k -", "aws reads"),
+        ("aws s3 cp k s3://b/k", "aws changes"),
+        ("python3 -S /sdk/lib/gcloud.py storage cat gs://b/k", "gcloud reads"),
+        ("python3 -Im azure.cli storage blob download", "az reads"),
+        ("python3 -Im azure.cli storage blob upload", "az changes"),
+        ("java -Dx org.apache.hadoop.fs.FsShell -cat /x", "hdfs reads"),
+        ("java -Dx org.apache.hadoop.fs.FsShell -put x /x", "hdfs changes"),
+        ("ffmpeg -i http://store.invalid/x.mp4 out.mp4", "ffmpeg reads"),
+        ("ffmpeg -i x.mp4 rtmp://store.invalid/live", "ffmpeg changes"),
+        ("uv pip install x", "uv reads"),
+        ("uv publish", "uv changes"),
+        ("perl /usr/bin/slackcat x", "slackcat changes"),
+        ("bash -c git", ""),
+        ("train curl", ""),
+    ],
+)
+def test_a_program_that_is_known(line: str, known: str) -> None:
+    found = tool_of(line.split())
+    says = "" if found is None else f"{found.name} {'changes' if found.tool.changes(found.arguments) else 'reads'}"
+    assert says == known
