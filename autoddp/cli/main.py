@@ -11,6 +11,7 @@ import gc
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -221,6 +222,7 @@ def launch(job: Job) -> None:
     """The real job, as torchrun runs it: the same code, the same errors, the same exit codes."""
     from torch.distributed.elastic.multiprocessing.errors import record
 
+    tempfile.tempdir = None  # chosen before tuning, it may be gone by now: torchrun would choose another one
     with environment_with(job.variables):
         record(run_real_job)(job.options.torchrun)
 

@@ -1,4 +1,4 @@
-"""A disk without room, and a run's folder that is gone: tuning ends with a line, and the job runs as written."""
+"""A disk without room, a folder that is gone: tuning ends with a line, and the job runs as written."""
 
 from __future__ import annotations
 
@@ -62,3 +62,15 @@ def test_the_job_runs_where_the_current_folder_is_on_a_full_disk(
     assert launch.stdout == "trained\n"
     assert "Traceback" not in launch.stderr
     assert told in launch.stderr
+
+
+def test_the_job_runs_where_the_temporary_folder_is_gone(tmp_path: Path) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    removes = f"import shutil; shutil.rmtree({str(temporary)!r}, ignore_errors=True)"
+    (tmp_path / "train.py").write_text(f"{TRAINS}\n{removes}")
+    words = ["--isolation", "off", "--nproc-per-node", "2", "train.py"]
+    launch = start(AUTODDP, tmp_path, words, {"TMPDIR": str(temporary)}).wait()
+    assert launch.returncode == 0, launch.stderr
+    assert launch.stdout == "trained\n"
+    assert "launching as written" in launch.stderr
