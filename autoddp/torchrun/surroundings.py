@@ -75,6 +75,18 @@ def follow_clock_as_told() -> None:
         _follow(ahead)
 
 
+class _Log(logging.FileHandler):
+    """A log whose lines are lost on a full disk: logging would print a traceback for each of them."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Do nothing: the study goes on without the line."""
+
+    def close(self) -> None:
+        """Close the file; what could not be written is left out."""
+        with contextlib.suppress(OSError):
+            super().close()
+
+
 @contextlib.contextmanager
 def quiet_elastic(log: Path | None) -> Iterator[None]:
     """Send elastic's lines to `log`, or nowhere: the user sees them when the real job is started."""
@@ -86,7 +98,7 @@ def quiet_elastic(log: Path | None) -> Iterator[None]:
         append(log, "")
     handler: logging.Handler = logging.NullHandler()
     if log:  # a path in a line need not be UTF-8, nor what the locale has: logging would print a traceback
-        handler = logging.FileHandler(log, encoding="utf-8", errors="backslashreplace")
+        handler = _Log(log, encoding="utf-8", errors="backslashreplace")
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(message)s"))
     for logger in loggers:
         logger.handlers, logger.propagate = [handler], False

@@ -1,6 +1,7 @@
 """Redirected, teed and filtered output: the same files with the same content, the same lines on the console."""
 
 import logging
+import os
 
 import pytest
 from launchers import REPORTER, SIDES, side_by_side, whole
@@ -77,3 +78,11 @@ def test_elastics_log_takes_paths_of_any_encoding(tmp_path, capsys):
             logging.getLogger(f"torch.distributed.{name}").error("of binary: %s", "/home/jos\udce9/bin/python")
     assert capsys.readouterr().err == ""
     assert (tmp_path / "elastic.log").read_text().count("of binary: /home/jos\\udce9/bin/python\n") == 2
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+def test_elastics_log_on_a_full_disk_says_nothing(tmp_path, capsys):
+    (tmp_path / "elastic.log").symlink_to("/dev/full")
+    with quiet_elastic(tmp_path / "elastic.log"):
+        logging.getLogger("torch.distributed.elastic").error("a rank has failed")
+    assert capsys.readouterr().err == ""
