@@ -11,7 +11,10 @@ import os
 import sys
 import time
 import traceback
+from pathlib import Path
 from types import TracebackType
+
+from autoddp.files import write_whole
 
 
 def name_the_error(place: str) -> None:
@@ -30,8 +33,8 @@ def name_the_error(place: str) -> None:
             "timestamp": str(int(time.time())),
         },
     }
-    with open(place, "w", encoding="utf-8") as file:
-        json.dump({"message": said}, file)
+    # Elastic itself ends at a file that is not whole, as on a full disk, and starts no rank again.
+    write_whole(Path(place), json.dumps({"message": said}))
 
 
 def error_of_the_script() -> BaseException | None:
