@@ -10,7 +10,7 @@ Ranks may differ on purpose. So nothing is compared for parameters that DDP does
 the first step, for an object whose script has once stepped without reducing (local SGD) or reduces by a communication
 hook of its own, for passes inside `join()` or in evaluation, between ranks whose learning rates have once differed (as
 by `ReduceLROnPlateau` with each rank's own loss), and between ranks on unlike devices, whose arithmetic may differ in
-the last bit.
+the last bit. Parameters that a script changes only for a pass, and then puts back, are no difference either.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from autoddp.knobs.ddp_arguments import BROADCAST_BUFFERS
 from autoddp.knobs.env import START_KNOBS
 from autoddp.log import tell
 from autoddp.worker.ddp.handlers import DdpEvents
-from autoddp.worker.ddp.private import is_joining, store_of
+from autoddp.worker.ddp.private import device_of, is_joining, store_of
 from autoddp.worker.ddp.wrapped import Wrapped
 from autoddp.worker.gradients.access import GradientHandler, add_handler, held_by, ids_of
 from autoddp.worker.gradients.switch import ReductionSwitch
-from autoddp.worker.process.device import devices_of, name_of
+from autoddp.worker.process.device import devices_of, is_capturing, name_of
 
 _EARLY = (0, 2, 10, 100)  # steps; 0 is before the first
-_EVERY = 1000  # a look reads each parameter once, as a small part of one step does: within 0.1 % of the time
+_EVERY = 1000  # a look reads each parameter twice, as a small part of one step does: within 0.1 % of the time
 _WAITING = 8  # checksums that a rank keeps until rank 0 has written its own
 _OFF = (
     "warning: this version of torch does not tell by which store the ranks have met, so their parameters are "
@@ -79,6 +79,8 @@ class _Object:
     """A checksum of the learning rates of all steps so far."""
     is_off: bool = False
     looks: list[int] = field(default_factory=lambda: list(_EARLY))
+    after_step: str = ""
+    """Checksum of the parameters as an optimizer has left them, where the next forward pass is one of a look."""
     mine: dict[int, str] = field(default_factory=dict)
     """This rank's checksums by step, of those that are still to be compared with rank 0's; the oldest first."""
     hears: int = 0
@@ -130,13 +132,18 @@ class ParameterCheck(DdpEvents, GradientHandler):
     def after_step(self, optimizer: Optimizer) -> None:
         """See `GradientHandler`."""
         held = ids_of(held_by(optimizer))
-        for one in self._objects.values():
+        for wrapped, one in self._objects.items():
             if one.ids.isdisjoint(held):
                 continue
             one.is_off |= id(optimizer) in one.stepped  # local steps too, by passes of the module alone
             one.stepped.add(id(optimizer))
             if self._rates_are_the_scripts:
                 one.rates = zlib.crc32(repr(_learning_rates(optimizer)).encode(), one.rates)
+            ddp = wrapped.ddp
+            if ddp is None or one.is_off or one.steps + 1 < one.looks[0]:
+                continue
+            if not is_capturing(device_of(ddp)):  # a script may capture a whole step in a CUDA graph
+                one.after_step = checksum(wrapped.parameters)
 
     def _look(self, one: _Object, wrapped: Wrapped, ddp: DDP) -> None:
         # A rank that is ahead asks until rank 0 has written: where a fault leaves out all reductions, no rank waits.
@@ -157,7 +164,9 @@ class ParameterCheck(DdpEvents, GradientHandler):
             # Steps are counted alike on all ranks, so all are at the same look.
             step = one.looks.pop(0)
             one.looks = one.looks or [step + _EVERY if step >= _EVERY else _EVERY]
-            seen, one.hears = f"{checksum(wrapped.parameters)} {one.rates:08x}", _HEARD_FOR
+            now = checksum(wrapped.parameters)
+            seen, one.hears = f"{(one.after_step or now).split()[0]} {now} {one.rates:08x}", _HEARD_FOR
+            one.after_step = ""
             if rank == 0:
                 store.set(_key(one, step), seen)
                 _forget_old(step, one, store)
@@ -174,8 +183,7 @@ class ParameterCheck(DdpEvents, GradientHandler):
             return
         if rank == 0 or not one.mine or not store.check([_key(one, step := next(iter(one.mine)))]):
             return
-        mine, theirs = one.mine.pop(step), store.get(_key(one, step)).decode()
-        if mine == theirs or mine.split(" ", 1)[1] != theirs.split(" ", 1)[1]:
+        if not _has_parted(one.mine.pop(step), store.get(_key(one, step)).decode()):
             return
         if step == 0:
             one.is_off = True  # they differ before anything was trained: the script has made them so
@@ -187,6 +195,17 @@ class ParameterCheck(DdpEvents, GradientHandler):
         tell(why)
         # A backward pass lies before the next forward pass, so all ranks see this by then.
         store.set(said, f"{one.passes + 1} autoddp: {why}")
+
+
+def _has_parted(mine: str, theirs: str) -> bool:
+    """Whether parameters differ both after the step and before the next forward pass, on like devices at like rates.
+
+    A script may part its ranks for a pass and put the parameters back (SAM and other perturbations, from some step on).
+    Or each rank steps a part of them, and they are alike when the ranks have exchanged their parts.
+    """
+    my_step, my_pass, my_rest = mine.split(" ", 2)
+    their_step, their_pass, their_rest = theirs.split(" ", 2)
+    return my_rest == their_rest and my_step != their_step and my_pass != their_pass
 
 
 def _forget_old(step: int, one: _Object, store: Any) -> None:
