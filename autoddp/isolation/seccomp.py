@@ -5,7 +5,9 @@
     let_go(listener, held)           # the kernel goes on with the call
 
 It needs no privilege and cannot be taken back; it holds calls of any program, whatever language it is written in. All
-other calls cost a few nanoseconds more. Without an answer a call waits; who waits can be killed.
+other calls cost a few nanoseconds more. Without an answer a call waits; who waits can be killed. A signal that comes
+before the other process has looked interrupts the call (EINTR), unless its handler was set to restart calls. So only
+what is rarely called is held.
 """
 
 from __future__ import annotations
@@ -37,13 +39,6 @@ CALLS = {
     "sendto": _Held(44, 206, unless_zero=4),
     "kill": _Held(62, 129, unless_zero=1),
     "pidfd_send_signal": _Held(424, 424, unless_zero=1),
-    "setpriority": _Held(141, 140),
-    "ioprio_set": _Held(251, 30),
-    "sched_setaffinity": _Held(203, 122, unless_zero=0),
-    "sched_setscheduler": _Held(144, 119, unless_zero=0),
-    "sched_setparam": _Held(142, 118, unless_zero=0),
-    "sched_setattr": _Held(314, 274, unless_zero=0),
-    "prlimit64": _Held(302, 261, unless_zero=0),
     "settimeofday": _Held(164, 170),
     "clock_settime": _Held(227, 112),
     "sethostname": _Held(170, 161),

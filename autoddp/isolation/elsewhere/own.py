@@ -14,6 +14,8 @@ _LISTENS = "0A"  # a socket's state in /proc/net/tcp
 _ACCEPTS = 0x10000  # a flag of a socket with a listener, in /proc/net/unix
 _roots = (os.getppid() if os.getppid() > 1 else os.getpid(),)
 """What has started this process, also in a fork of it. 1 has adopted it, or it is the first one of a container."""
+_ANY = ("0.0.0.0", "::")
+"""Addresses at which a client reaches its own machine."""
 _known: set[str] = set()
 """Sockets that were found to be the attempt's, by the numbers that the kernel gives them."""
 
@@ -59,6 +61,8 @@ def receives(place: int | str) -> bool:
 
 def is_here(family: int, host: str) -> bool:
     """Whether a socket of this family would reach this machine at `host`, an address."""
+    if host in _ANY:
+        return True
     with socket.socket(family, socket.SOCK_DGRAM) as asks, contextlib.suppress(OSError):
         asks.connect((host, 9))  # sends nothing; to reach an address of its own, the kernel takes the same one
         return bool(asks.getsockname()[0] == host)

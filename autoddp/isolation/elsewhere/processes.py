@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections.abc import Callable
@@ -32,6 +33,15 @@ def watch_processes(stop: Stop, pipes: Pipes) -> None:
     }
     check_events({event: functools.partial(_check, judge, stop) for event, judge in judges.items()})
     _watch_functions(stop)
+    go_on_after_signals()
+
+
+def go_on_after_signals() -> None:
+    """Make `os.kill` and `os.killpg` call again where a signal has interrupted them.
+
+    The kernel lets no signal interrupt them, but while it holds them for the keeper (see `seccomp`) it does.
+    """
+    rebind({id(each): (each, _again(each)) for each in (os.kill, os.killpg)})
 
 
 def _check(judge: Callable[..., str], stop: Stop, *arguments: Any) -> None:
@@ -120,9 +130,19 @@ def _watch_functions(stop: Stop) -> None:
     def patch(module: ModuleType) -> None:
         send = getattr(module, "pidfd_send_signal", None)
         if send is not None:
-            rebind({id(send): (send, _judged(send, _signal_by_descriptor, stop))})
+            rebind({id(send): (send, _again(_judged(send, _signal_by_descriptor, stop)))})
 
     when_imported("signal", patch)
+
+
+def _again(function: Any) -> Any:
+    @functools.wraps(function)
+    def again(*arguments: Any) -> Any:
+        while True:
+            with contextlib.suppress(InterruptedError):
+                return function(*arguments)
+
+    return again
 
 
 def _judged(function: Any, judge: Callable[..., str], stop: Stop) -> Any:

@@ -18,6 +18,7 @@ import socket
 
 from autoddp.isolation.children import mark_as_checked
 from autoddp.isolation.elsewhere.own import count_below
+from autoddp.isolation.elsewhere.processes import go_on_after_signals
 from autoddp.isolation.elsewhere.system_calls import judge_call, program_of
 from autoddp.isolation.plan import IsolationPlan
 from autoddp.isolation.seccomp import HeldCall, hold_calls, let_go, next_held
@@ -45,6 +46,7 @@ class ProgramWatch:
             listener = hold_calls()
             socket.send_fds(self._theirs, [b"held"], [listener])
             os.close(listener)
+        go_on_after_signals()
         mark_as_checked()
         self._theirs.close()
 

@@ -62,6 +62,7 @@ _WEB_SOCKET = re.compile(rb"\r?\nupgrade:[ \t]*websocket", re.IGNORECASE)
 _SERVICES = ((re.compile(rb"\0?AUTH "), "calls a service by D-Bus"), (re.compile(rb"<\d{1,3}>"), "writes to the log"))
 _ADDRESS = re.compile(r"[\d.]+|[\da-f:.]*:[\da-f:.]*")
 _LOOKED_AT = 4096  # bytes
+_INTERRUPTED = 100  # times at most that signals interrupt a connection
 
 
 def watch_sockets(stop: Stop) -> None:
@@ -256,6 +257,18 @@ def _patch_sockets(judge: _Judge, module: ModuleType) -> None:
         else:
             judge.before_sendto(connection, address)
 
+    connect = kind.connect
+
+    @functools.wraps(connect)
+    def connects(self: Any, address: Any) -> None:
+        # A signal may interrupt the call while the kernel holds it (see `seccomp`), before it has begun. Python takes
+        # any interrupted call for one that goes on, and this one for done. It has no port then.
+        for _ in range(_INTERRUPTED):
+            connect(self, address)
+            if self.family not in (socket.AF_INET, socket.AF_INET6) or self.getsockname()[1]:
+                return
+
+    kind.connect = connects
     checked("send", sends_data)
     checked("sendall", sends_data)
     checked("sendfile", lambda connection, *_: judge.before_send(connection, b""))

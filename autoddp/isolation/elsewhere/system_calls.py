@@ -58,7 +58,6 @@ _OF_MODE = {21: "reboot swapon swapoff sethostname setdomainname", 25: "settimeo
 _CAPABILITIES = {name: number for number, names in _OF_MODE.items() for name in names.split()}
 _CAPABILITIES |= {"reboot": 22, "init_module": 16, "finit_module": 16, "delete_module": 16}
 """System call → the capability that it needs: without it the kernel refuses the call, as in the real job."""
-_PRIO_USER, _IOPRIO_WHO_USER = 2, 3
 
 
 def judge_call(held: HeldCall) -> str:
@@ -214,27 +213,6 @@ def _signals(held: HeldCall) -> str:
     return f"{program_of(held.thread)} sends {signal} to {whom}"
 
 
-def _schedules(held: HeldCall) -> str:
-    return _of_process(held, held.signed(0))
-
-
-def _limits(held: HeldCall) -> str:
-    return _of_process(held, held.signed(0)) if held.arguments[2] else ""
-
-
-def _priority(held: HeldCall) -> str:
-    kind, whose = held.signed(0), held.signed(1)
-    if kind == (_IOPRIO_WHO_USER if held.name == "ioprio_set" else _PRIO_USER):
-        return f"{program_of(held.thread)} changes the priority of all processes of a user"
-    return _of_process(held, whose)
-
-
-def _of_process(held: HeldCall, process: int) -> str:
-    if process == 0 or is_own_process(process):
-        return ""
-    return f"{program_of(held.thread)} changes process {process}, which this run did not start ({held.name})"
-
-
 def _of_another_processor(held: HeldCall) -> str:
     return (
         f"{program_of(held.thread)} is a program for another kind of processor, so autoddp does not see what it sends"
@@ -246,10 +224,6 @@ _JUDGES: dict[str, Callable[[HeldCall], str]] = {
     "sendto": _sends_to,
     "kill": _signals,
     "pidfd_send_signal": _signals,
-    "setpriority": _priority,
-    "ioprio_set": _priority,
-    **dict.fromkeys(("sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr"), _schedules),
-    "prlimit64": _limits,
     UNKNOWN: _of_another_processor,
 }
 
