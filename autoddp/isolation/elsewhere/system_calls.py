@@ -54,9 +54,13 @@ _HADOOP = "org.apache.hadoop.fs.FsShell"
 """The program that `hdfs dfs` and `hadoop fs` become."""
 _BY_SSH = ("git", "rsync", "scp")
 """Programs that reach their server by ssh: their words tell what for."""
-_OF_MODE = {21: "reboot swapon swapoff sethostname setdomainname", 25: "settimeofday clock_settime"}
-_CAPABILITIES = {name: number for number, names in _OF_MODE.items() for name in names.split()}
-_CAPABILITIES |= {"reboot": 22, "init_module": 16, "finit_module": 16, "delete_module": 16}
+_MODULES, _ADMIN, _BOOT, _TIME = 16, 21, 22, 25  # as in the kernel's `capability.h`
+_CAPABILITIES = {
+    **dict.fromkeys(("settimeofday", "clock_settime"), _TIME),
+    **dict.fromkeys(("sethostname", "setdomainname", "swapon", "swapoff"), _ADMIN),
+    **dict.fromkeys(("init_module", "finit_module", "delete_module"), _MODULES),
+    "reboot": _BOOT,
+}
 """System call → the capability that it needs: without it the kernel refuses the call, as in the real job."""
 
 
@@ -214,9 +218,7 @@ def _signals(held: HeldCall) -> str:
 
 
 def _of_another_processor(held: HeldCall) -> str:
-    return (
-        f"{program_of(held.thread)} is a program for another kind of processor, so autoddp does not see what it sends"
-    )
+    return f"{program_of(held.thread)} is for another kind of processor, so autoddp does not see what it sends"
 
 
 _JUDGES: dict[str, Callable[[HeldCall], str]] = {
