@@ -4,7 +4,7 @@
 
 A Python of the attempt checks what it sends by itself, by its meaning. Of any other program nobody knows what it sends:
 so it must not connect to anything outside the attempt, unless `tools` knows that, called like this, it only reads.
-Not promised: datagrams of a program that has connected a socket to send them, and what goes by io_uring.
+Not promised: datagrams that a program sends over a connected socket or by `sendmsg`, and what goes by io_uring.
 """
 
 from __future__ import annotations
