@@ -13,6 +13,7 @@ import contextlib
 import functools
 import importlib
 import os
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -28,14 +29,21 @@ _PATH = "PYTHONPATH"
 _plan = ""
 
 
-def mark_as_checked() -> None:
-    """Tell those who look at this process that it checks itself, as do its forks.
+def mark_as_checked() -> bool:
+    """Tell those who look at this process that it checks itself, as do its forks; False where that cannot be told.
 
     The mark is an open file with a name and no content: the kernel closes it where another program takes the place of
     this one. So does a script that closes all files; it then counts as any other program.
     """
-    if hasattr(os, "memfd_create"):
-        os.memfd_create(_MARK)
+    if sys.platform != "linux":
+        return False
+    from autoddp.isolation.syscalls import open_nameless
+
+    try:
+        open_nameless(_MARK)
+    except OSError:  # the kernel refuses it, or no more files may be opened
+        return False
+    return True
 
 
 def checks_itself(pid: int) -> bool:

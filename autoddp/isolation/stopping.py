@@ -32,14 +32,14 @@ def connected(path: str) -> Connection:
         return Connection(end.detach())
 
 
-def ask_to_stop(socket: str, reason: str, overlay_is_to_blame: bool = False) -> None:
-    """Ask the launcher at that Unix socket to end tuning. EOFError or OSError if it is gone."""
-    # As wire.encode writes a StopTuning. Every Python process that the script starts imports this file, and `wire`
-    # would cost each of them half as much time again.
+def request(reason: str, overlay_is_to_blame: bool = False) -> bytes:
+    """What the launcher is sent to end tuning, as `wire.encode` writes a `StopTuning`.
+
+    Every Python process that the script starts imports this file, and `wire` would cost each of them half as much time
+    again.
+    """
     message = {"is": "StopTuning", "reason": reason, "overlay_is_to_blame": overlay_is_to_blame}
-    with connected(socket) as connection:
-        connection.send_bytes(dumps(message).encode())
-        connection.recv_bytes()
+    return dumps(message).encode()
 
 
 def stopper(socket: str, overlay_is_to_blame: bool = False) -> Callable[[str], NoReturn]:
@@ -52,8 +52,10 @@ def stopper(socket: str, overlay_is_to_blame: bool = False) -> Callable[[str], N
         # The caller may hold locks, and the script's threads and exit handlers must not go on. So no exception is
         # raised and no code of the script is called; the launcher kills the whole attempt.
         try:
-            ask_to_stop(socket, reason, overlay_is_to_blame)
-            sleep(_PATIENCE)
+            with connected(socket) as connection:
+                connection.send_bytes(request(reason, overlay_is_to_blame))
+                connection.recv_bytes()
+                sleep(_PATIENCE)
         except (EOFError, OSError):
             pass  # the launcher is gone, and the attempt ends with it
         finally:

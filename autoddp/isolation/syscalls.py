@@ -14,6 +14,7 @@ _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRI
 _CAPABILITIES_VERSION = 0x20080522
 _RLIMIT_CORE = 4
 _AT_FDCWD, _STATX_BTIME, _SIZE_OF_STATX, _BTIME_AT = -100, 0x800, 256, 80
+_MEMFD_CREATE, _MFD_CLOEXEC = {"x86_64": 319, "aarch64": 279}, 1
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41, "ppc64le": 203, "riscv64": 41, "s390x": 217}
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -106,6 +107,18 @@ def birth_time(path: bytes) -> float | None:
         return None
     seconds, nanoseconds = struct.unpack_from("=qI", result, _BTIME_AT)
     return float(seconds + nanoseconds / 1e9)
+
+
+def open_nameless(mark: str) -> int:
+    """A descriptor of an empty file in memory that /proc shows as "/memfd:MARK (deleted)"; closed by exec.
+
+    Not by `os.memfd_create`, which a Python that was compiled for an old libc does not have, such as those of conda and
+    uv.
+    """
+    number = _MEMFD_CREATE.get(platform.machine())
+    if number is None:
+        raise OSError(38, "memfd_create has no known number on this processor")
+    return call("memfd_create", number, mark.encode(), ctypes.c_uint(_MFD_CLOEXEC))
 
 
 def call(name: str, number: int, *arguments: object) -> int:

@@ -236,6 +236,7 @@ def run_all(folder: Path) -> None:
     subprocess.run(["cc", "-o", str(compiled), str(folder / "compiled.c")], check=True)
     cases = {name: START + code for name, (code, _) in ENDS.items()}
     cases |= {name: START + code for name, code in PASSES.items()}
+    cases["nobody hears it"] = cases["a program in C"]
     run = subprocess.run(
         [sys.executable, str(ROOT / "tests" / "isolation" / "watched_programs.py")],
         input=json.dumps(cases),
@@ -284,6 +285,11 @@ def test_what_ends_tuning(name: str, told: Told) -> None:
 @pytest.mark.parametrize("name", PASSES)
 def test_what_does_not(name: str, told: Told) -> None:
     assert told.answers[name] == ["", 0]
+
+
+def test_an_attempt_ends_where_nobody_hears_why(told: Told) -> None:
+    """Its program would wait for ever."""
+    assert told.answers["nobody hears it"] == ["", -signal.SIGKILL]
 
 
 def test_nothing_outside_was_changed(told: Told) -> None:

@@ -6,7 +6,8 @@ Prints {name: [reason, exit code]}, and in a second line the port and the proces
 servers outside were reached, and whether the process lives.
 
 The code finds in `outside` and `by_path` a server that is none of the attempt's, in `others` a process that is not, and
-in `folder` an empty folder. As in a launcher, a thread hears the reasons, and then the attempt is killed.
+in `folder` an empty folder. As by a launcher, an attempt is killed when its reason is heard. That of the case "nobody
+hears it" has no launcher any more.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from autoddp.isolation.elsewhere.programs import ProgramWatch
 from autoddp.isolation.plan import IsolationPlan
 from autoddp.isolation.syscalls import adopt_orphans
 from autoddp.processes.children import kill_descendants
-from autoddp.wire import StopTuning, Welcome, decode, encode
+from autoddp.wire import StopTuning, decode
 
 LIMIT = 60.0  # seconds of a case
 
@@ -49,28 +50,16 @@ class Outside:
             self.reached += 1
 
 
-class Launcher:
-    """Hears why tuning is to end."""
-
-    def __init__(self, path: str) -> None:
-        self.server = socket.socket(socket.AF_UNIX)
-        self.server.bind(path)
-        self.server.listen()
-        self.heard = ""
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    def _serve(self) -> None:
-        while True:
-            with Connection(self.server.accept()[0].detach()) as connection:
-                message = decode(connection.recv_bytes())
-                assert isinstance(message, StopTuning)
-                self.heard = message.reason
-                connection.send_bytes(encode(Welcome(False)))
+def reason(launcher: socket.socket) -> str:
+    """What the launcher has been sent."""
+    with Connection(launcher.accept()[0].detach()) as connection:
+        message = decode(connection.recv_bytes())
+    assert isinstance(message, StopTuning)
+    return message.reason
 
 
-def outcome(code: str, launcher: Launcher, path: str, known: dict[str, Any]) -> tuple[str, int]:
+def outcome(code: str, launcher: socket.socket, path: str, known: dict[str, Any]) -> tuple[str, int]:
     """Why tuning would have ended, or "", and the exit code of the attempt's first process."""
-    launcher.heard = ""
     watch = ProgramWatch(IsolationPlan(Level.OFF, path).text())
     alive, held = os.pipe()
     child = os.fork()
@@ -87,16 +76,19 @@ def outcome(code: str, launcher: Launcher, path: str, known: dict[str, Any]) -> 
             os._exit(status)
     os.close(held)
     watch.begin(child)
-    while not launcher.heard and alive not in (ready := wait([alive, *watch.awaited], LIMIT)):
+    why = ""
+    while not why and alive not in (ready := wait([alive, launcher, *watch.awaited], LIMIT)):
         assert ready, f"nothing happens: {code}"
-        watch.answer()
+        if launcher in ready:
+            why = reason(launcher)
+            os.kill(child, signal.SIGKILL)
+        else:
+            watch.answer()
     os.close(alive)
-    if launcher.heard:
-        os.kill(child, signal.SIGKILL)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     kill_descendants()
     watch.close()
-    return launcher.heard, status
+    return why, status
 
 
 def main() -> None:
@@ -134,8 +126,13 @@ def keep(folder: Path, known: dict[str, Any]) -> NoReturn:
     try:
         adopt_orphans()
         path = str(folder / "launcher")
-        launcher = Launcher(path)
-        print(json.dumps({name: outcome(case, launcher, path, known) for name, case in json.load(sys.stdin).items()}))
+        launcher = socket.socket(socket.AF_UNIX)
+        launcher.bind(path)
+        launcher.listen()
+        answers = {}
+        for name, case in json.load(sys.stdin).items():
+            answers[name] = outcome(case, launcher, f"{path}-gone" if name == "nobody hears it" else path, known)
+        print(json.dumps(answers))
         sys.stdout.flush()
         code = 0
     finally:

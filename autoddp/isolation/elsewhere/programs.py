@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import signal
 import socket
 
 from autoddp.isolation.children import mark_as_checked
@@ -22,7 +23,7 @@ from autoddp.isolation.elsewhere.processes import go_on_after_signals
 from autoddp.isolation.elsewhere.system_calls import judge_call, program_of
 from autoddp.isolation.plan import IsolationPlan
 from autoddp.isolation.seccomp import HeldCall, hold_calls, let_go, next_held
-from autoddp.isolation.stopping import ask_to_stop
+from autoddp.isolation.stopping import connected, request
 
 
 class ProgramWatch:
@@ -42,12 +43,12 @@ class ProgramWatch:
 
     def hold(self) -> None:
         """Have the system calls of this process, and of all that it starts, held for the keeper."""
-        with contextlib.suppress(OSError):
-            listener = hold_calls()
-            socket.send_fds(self._theirs, [b"held"], [listener])
-            os.close(listener)
-        go_on_after_signals()
-        mark_as_checked()
+        if mark_as_checked():  # else each Python would count as a program that nobody knows
+            with contextlib.suppress(OSError):
+                listener = hold_calls()
+                socket.send_fds(self._theirs, [b"held"], [listener])
+                os.close(listener)
+                go_on_after_signals()
         self._theirs.close()
 
     def begin(self, root: int) -> None:
@@ -82,8 +83,7 @@ class ProgramWatch:
         if held is None:
             return
         if said := self._judged(held):
-            with contextlib.suppress(EOFError, OSError):  # the launcher has gone, and the attempt ends with it
-                ask_to_stop(IsolationPlan.parse(self._plan).socket, said)
+            self._stop(said)
         else:
             let_go(self._listener, held)
 
@@ -92,6 +92,13 @@ class ProgramWatch:
         self._ours.close()
         if self._listener >= 0:
             os.close(self._listener)
+
+    def _stop(self, reason: str) -> None:
+        try:
+            with connected(IsolationPlan.parse(self._plan).socket) as connection:
+                connection.send_bytes(request(reason))
+        except OSError:  # nobody hears it: without an end of the attempt the held call would wait for ever
+            os.kill(self._root, signal.SIGKILL)
 
     def _judged(self, held: HeldCall) -> str:
         try:

@@ -55,6 +55,7 @@ def start(text: str, is_rank: bool) -> None:
         from autoddp.isolation.syscalls import die_with_parent
 
         die_with_parent(signal.SIGKILL)  # this is a rank, which must not outlive an attempt that is killed
+    mark_as_checked()  # before the guard, which lets nothing load a library by ctypes
     watch_children(text)
     note_ports(os.path.dirname(plan.socket))
     if plan.level is Level.GUARD:
@@ -76,7 +77,6 @@ def start(text: str, is_rank: bool) -> None:
     from autoddp.isolation.elsewhere import watch_clients
 
     watch_clients(stop, pipes)
-    mark_as_checked()
 
 
 def _at_the_end_of(is_ours: Callable[[BaseException], bool], stop: Callable[[str], NoReturn], why: str) -> None:
