@@ -10,7 +10,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,7 +27,7 @@ from autoddp.isolation.plan import SHARED_MEMORY, IsolationPlan
 from autoddp.processes.silence import awaiting
 from autoddp.runs.folder import RunFolder
 from autoddp.topology import free_memory
-from autoddp.torchrun.options import FORKED, forks_ranks
+from autoddp.torchrun.options import FORKED, forks_ranks, other_program
 from autoddp.units import Allowance, data_size
 
 NO_LANDLOCK = "AUTODDP_NO_LANDLOCK"
@@ -89,8 +88,7 @@ class Isolation:
         of the script's would be an error.
 
         A Python checks itself from its start. A rank that is forked begins in the middle, and nothing checks another
-        program from within, such as a shell. So its command, under `--no-python` or by PYTHON_EXEC, is judged here, as
-        if a script that is checked had started it.
+        program from within, such as a shell.
         """
         if forks_ranks(torchrun):
             return f"{FORKED}, so nothing there keeps what it writes or sends"
@@ -98,18 +96,10 @@ class Isolation:
             return (
                 f"the file system of {self._folder.path} has no locks, which guard needs; name another one by --output"
             )
-        others_python = "" if torchrun.no_python or torchrun.run_path else os.environ.get("PYTHON_EXEC", "")
-        if not (torchrun.no_python or others_python):
-            return ""
-        from autoddp.isolation.elsewhere.commands import judge_words
-        from autoddp.isolation.pipes import Pipes
-
-        words = [torchrun.training_script, *torchrun.training_script_args]
-        if others_python:  # torchrun starts the script by it in place of this Python: it may be a shell script
-            words = [others_python, "-u", *(["-m"] if torchrun.module else []), *words]
-        if self.level is Level.GUARD and not _starts_python(words):
+        words = other_program(torchrun)
+        if words and self.level is Level.GUARD and not _starts_python(words):
             return f"{words[0]} is no Python, and without an overlay nothing takes back what it writes"
-        return judge_words(words, are_others=Pipes(time.time()).are_others)
+        return ""
 
     def shelter(self, number: int, attempt: Path, written: Path) -> Shelter:
         """For attempt `number`, whose own folder is `attempt`; `written`: see `variables`."""

@@ -375,6 +375,8 @@ def _clean_up_after(shelter: Shelter) -> None:
 
 def _attempt(connection: Connection, attempt: Attempt, alive: int, watch: ProgramWatch) -> None:
     """Be the attempt's own process: isolate it, then run elastic in it. Never returns."""
+    from autoddp.torchrun.options import other_program
+
     failure = "it could not begin"
     try:
         for number in _heeded:
@@ -386,7 +388,8 @@ def _attempt(connection: Connection, attempt: Attempt, alive: int, watch: Progra
         os.environ.update(attempt.environment)
         tempfile.tempdir = None  # Python keeps the launcher's; guard gives TMPDIR, and elastic makes files there
         _enter(attempt.shelter)
-        watch.hold()
+        if not watch.hold():
+            watch.judge_ranks(other_program(attempt.torchrun))
         _own_standard_input()
         warnings.simplefilter("ignore")  # elastic leaves the ranks' logs open, of which Python warns under -X dev
         threading.Thread(target=_report_ends, args=(connection,), name="autoddp-ends", daemon=True).start()

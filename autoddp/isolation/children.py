@@ -14,7 +14,7 @@ import functools
 import importlib
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from autoddp.isolation.hooks import rebind
@@ -74,6 +74,19 @@ def as_list(env: Mapping[str, str]) -> list[bytes]:
 def is_watched(env: Mapping[str, str]) -> bool:
     """Whether a Python with this environment starts the checks."""
     return VARIABLE in env and INJECT in env.get("PYTHONPATH", "").split(os.pathsep)
+
+
+def is_our_python(words: Sequence[str]) -> bool:
+    """Whether a program is this interpreter, with options under which it heeds its environment and so checks itself."""
+    mine = {os.path.abspath(sys.executable), os.path.realpath(sys.executable)}
+    if words[0] not in mine and os.path.realpath(words[0]) not in mine:
+        return False
+    for word in words[1:]:
+        if word in ("-c", "-m", "-") or not word.startswith("-"):
+            break
+        if not word.startswith(("--", "-X", "-W")) and set(word) & set("EIS"):
+            return False
+    return True
 
 
 def watched(env: Any) -> dict[str, str]:

@@ -47,6 +47,8 @@ _OPTIONS = (
 )
 _MS_NODEV, _MS_NOEXEC, _MS_NOATIME, _MS_NODIRATIME, _MS_RELATIME, _ST_RELATIME = 4, 8, 1024, 2048, 1 << 21, 4096
 _SHARED = ("/var/tmp", "/run/lock", "/var/lock")
+_SETTINGS = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
+"""What containers have read-only of /proc: by it root changes this machine."""
 _PAGE = 4096
 _LARGEST_COPY = 64 * 2**20  # bytes of a file that is a mount point by itself, such as a container's /etc/hosts
 
@@ -183,6 +185,8 @@ class _Build:
         self._cover("/")
         for path in real:
             self._bind(path)
+        if not self.as_user:  # whom the kernel lets change none of it
+            self._keep_settings()
         # After the real folders: the launcher's own socket stays, too, where the script empties the temporary folder.
         for path in _listening_sockets(self.looks):
             with contextlib.suppress(OSError):  # gone meanwhile, or in a folder of another user
@@ -191,6 +195,18 @@ class _Build:
             # Hidden, because a write into the layers themselves would break the overlay on top of them.
             if os.path.isdir(self._new(path)):
                 mount("tmpfs", self._new(path), "tmpfs", flags=MS_RDONLY, data="size=4k,mode=700")
+
+    def _keep_settings(self) -> None:
+        """Make the files read-only by which the kernel is told settings of this machine.
+
+        Not the groups of processes: what belongs to a group ends with the attempt, and a process may enter one.
+        """
+        for path in filter(os.path.exists, _SETTINGS):
+            self._bind(path, MS_REC)
+            self._remount_read_only(path)
+        for path, here in self.mounts.items():
+            if f"{path}/".startswith("/sys/") and here.kind not in ("cgroup", "cgroup2"):
+                self._remount_read_only(path)
 
     def _new(self, path: str) -> str:
         return self.root + path if path != "/" else self.root
@@ -202,7 +218,11 @@ class _Build:
     def _bind_read_only(self, path: str) -> None:
         """Bind what is no folder, read-only: its mode, owner and times stay. Sockets and devices still work."""
         self._bind(path)
-        mount("none", self._new(path), flags=MS_BIND | MS_REMOUNT | MS_RDONLY | _locked_flags(self._new(path)))
+        self._remount_read_only(path)
+
+    def _remount_read_only(self, path: str) -> None:
+        new = self._new(path)
+        mount("none", new, flags=MS_BIND | MS_REMOUNT | MS_RDONLY | _locked_flags(new))
 
     def _below(self, path: str) -> list[str]:
         """Mount points below a folder, parents first."""
@@ -320,6 +340,8 @@ class _Build:
         elif entry.is_dir():
             os.mkdir(new)
             self._cover(entry.path)
+        elif stat.S_ISFIFO(os.lstat(entry.path).st_mode):
+            os.mkfifo(new)  # as in an overlay, it has no other end
         else:
             os.close(os.open(new, os.O_CREAT | os.O_WRONLY))
             self._cover_file(entry.path)

@@ -27,6 +27,8 @@ class IsolationPlan:
     """Under overlay: the largest file, in bytes, that a write may make the overlay copy; 0: any."""
     landlock: bool = False
     """Under guard: whether the kernel refuses writes anywhere else, also by programs that are not Python."""
+    programs_are_watched: bool = False
+    """Whether the kernel holds what all programs of the attempt do until the keeper has judged it."""
     began: float = field(default_factory=time.time)
     """When the attempt began, by `time.time()`: a named pipe that is older is not the attempt's."""
 

@@ -35,6 +35,8 @@ class _Held(NamedTuple):
 
 
 CALLS = {
+    "execve": _Held(59, 221),
+    "execveat": _Held(322, 281),
     "connect": _Held(42, 203),
     "sendto": _Held(44, 206, unless_zero=4),
     "kill": _Held(62, 129, unless_zero=1),
@@ -64,6 +66,9 @@ _NUMBER_AT, _MACHINE_AT, _ARGUMENTS_AT = 0, 4, 16
 _X32 = 0x40000000  # numbers from there on are those of programs with 32-bit pointers
 _RECEIVE, _SEND = 0xC0502100, 0xC0182101
 _NOTIFICATION, _RESPONSE = struct.Struct("=QIIiIQ6Q"), struct.Struct("=QqiI")
+_PAGE = 4096
+_LONGEST_TEXT, _MOST_TEXTS = 128 * 1024, 1024
+"""Bytes of a word of a program, and the number of its words: what is longer is cut."""
 UNKNOWN = "a call of another kind of processor"
 
 
@@ -93,6 +98,27 @@ class HeldCall:
             return os.pread(descriptor, size, address)
         finally:
             os.close(descriptor)
+
+    def text(self, address: int) -> str:
+        """The text at an address, up to the zero byte that ends it. OSError as for `memory`."""
+        found = b""
+        while b"\0" not in found and len(found) < _LONGEST_TEXT:
+            here = address + len(found)
+            more = self.memory(here, _PAGE - here % _PAGE)  # what follows the page may be no memory
+            if not more:
+                break
+            found += more
+        return os.fsdecode(found.partition(b"\0")[0])
+
+    def texts(self, address: int) -> list[str]:
+        """The texts whose addresses stand there one after another, up to a zero. OSError as for `memory`."""
+        found: list[str] = []
+        while len(found) < _MOST_TEXTS:
+            (pointer,) = struct.unpack("=Q", self.memory(address + 8 * len(found), 8))
+            if not pointer:
+                break
+            found.append(self.text(pointer))
+        return found
 
 
 def hold_calls() -> int:

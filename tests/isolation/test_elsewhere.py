@@ -37,7 +37,7 @@ def case(code):
     exec(code, {"__name__": "__main__", "url": order["url"]})
 
 order = json.load(sys.stdin)
-watch_clients(stop, Pipes(0))
+watch_clients(stop, Pipes(0), by_kernel=order["by_kernel"])
 for module in order["imports"]:
     with contextlib.suppress(ImportError):
         importlib.import_module(module)
@@ -291,24 +291,27 @@ STOPS = {
          "clickhouse_connect connects to a database"),
         ("dulwich", "from dulwich import porcelain; porcelain.push('.', 'http://store.invalid/x')", "dulwich pushes"),
     ),
-    "processes": (
+    # Where the kernel does not show what programs do.
+    "programs": (
         ("", "import subprocess; subprocess.run(['aws', 's3', 'cp', 'x', 's3://b/x'])",
          "aws changes something outside this run (aws s3 cp x)"),
-        ("", "import subprocess; subprocess.run('cd / && git push', shell=True)",
-         "git changes something outside this run (git push)"),
         ("", "import os; os.system('git push origin main')", "git changes something"),
-        ("", "import os; os.popen('ls; scancel 1')", "scancel changes something"),
+        ("", "import os; os.popen('ls | scancel 1')", "scancel changes something"),
         ("", "import os; os.execvp('git', ['git', 'push'])", "git changes something"),
         ("", "import os; os.posix_spawn('/usr/bin/git', ['git', 'push'], {})", "git changes something"),
         ("", "import subprocess; subprocess.run(['x', 'push'], executable='/usr/bin/git')", "git changes something"),
         ("", "import asyncio\n"
          "async def run(): await asyncio.create_subprocess_exec('rclone', 'sync', '.', 'far:b')\n"
          "asyncio.run(run())", "rclone changes something"),
-        ("", "import pty; pty.spawn(['ssh', 'host', 'rm x'])", "ssh changes something"),
-        ("", "import os\nopen('up.sh', 'w').write('#!/bin/sh\\naws s3 sync . s3://b\\n')\n"
-         "__import__('subprocess').run(['./up.sh'])", "aws changes something"),
-        ("", "import os\nopen('up.sh', 'w').write('git push\\n')\n"
-         "__import__('subprocess').run(['bash', 'up.sh'], cwd=os.getcwd())", "git changes something"),
+        ("", "import subprocess; subprocess.run('cd / && git push', shell=True)",
+         "sh may change something outside this run, and this kernel does not show what it does there"),
+        ("", "import os; os.system('X=$(git push)')", "sh may change something"),
+        ("", "import subprocess; subprocess.run(['bash', 'up.sh'])", "bash may change something"),
+        ("", "import subprocess; subprocess.run(['env', 'git', 'push'])", "env may change something"),
+        ("", "import subprocess; subprocess.run(['./mine'])", "mine may change something"),
+        ("", "import subprocess, sys; subprocess.run([sys.executable, '-I', 'x.py'])", "python may change something"),
+    ),
+    "processes": (
         ("", "import os; os.kill(1, 18)", "os.kill sends signal 18 to process 1, which this run did not start"),
         ("", "import sys; sys.audit('os.kill', -1, 9)", "os.kill sends signal 9 to every process"),
         ("", "import os; os.killpg(1, 18)", "os.killpg sends signal 18 to group 1"),
@@ -425,6 +428,13 @@ PASSES = {
         ("wandb", "import os; os.environ['WANDB_MODE'] = 'disabled'; import wandb; wandb.init(project='p').finish()"),
         ("neptune", "import neptune; neptune.init_run(mode='debug').stop()"),
     ),
+    "programs": (
+        ("", "import subprocess; assert subprocess.run('echo git push | cat', shell=True).returncode == 0"),
+        ("", "import os; os.system('git rev-parse HEAD 2>/dev/null'); os.system('nvidia-smi -L')"),
+        ("", "import subprocess as s; s.run(['cp', s.__file__, 'here']); s.run(['grep', 'x', 'here']); s.run(['ls'])"),
+        ("", "import subprocess, sys; subprocess.run([sys.executable, '-c', 'print(1)'], check=True)"),
+        ("", "import subprocess as s\ntry: s.run(['squeue'])\nexcept FileNotFoundError: pass"),
+    ),
     "processes": (
         ("", "import subprocess; assert subprocess.run('echo git push', shell=True).returncode == 0"),
         ("", "import subprocess; p = subprocess.Popen(['sleep', '9']); p.terminate(); p.wait()"),
@@ -468,7 +478,8 @@ IMPORTS = {
     "fsspec": ["fsspec", "fsspec.asyn", "aiohttp"],
     "http": ["requests", "httpx", "aiohttp"],
     "others": ["sqlalchemy", "redis", "pymysql", "optuna"],
-    "processes": ["asyncio", "psutil"],
+    "programs": ["asyncio"],
+    "processes": ["psutil"],
     "machine": ["pynvml"],
 }
 
@@ -508,7 +519,12 @@ def answers(group: str) -> dict[str, tuple[int, str]]:
         done = subprocess.run(
             [sys.executable, "-c", DRIVER],
             input=json.dumps(
-                {"imports": IMPORTS[group], "cases": cases, "url": f"http://127.0.0.1:{server.server_port}"}
+                {
+                    "imports": IMPORTS[group],
+                    "cases": cases,
+                    "url": f"http://127.0.0.1:{server.server_port}",
+                    "by_kernel": group != "programs",
+                }
             ),
             capture_output=True,
             text=True,

@@ -150,7 +150,7 @@ def post(port, method="POST"):
 """
 CLIENT = """
 os.environ["AUTODDP_WORKER_ISOLATION"] = "the plan"
-watch_clients(stop, Pipes(0))
+watch_clients(stop, Pipes(0), by_kernel=True)
 outside, said, children = int(sys.argv[2]), {}, []
 said["outside"], said["read"] = post(outside), post(outside, "GET")
 def own(*start, **options):
@@ -282,7 +282,7 @@ def test_nothing_is_imported_for_it() -> None:
     code = (
         "import sys, wrapt, autoddp.isolation.plan; before = set(sys.modules)\n"
         "from autoddp.isolation.elsewhere import watch_clients; from autoddp.isolation.pipes import Pipes\n"
-        "watch_clients(print, Pipes(0))\n"
+        "watch_clients(print, Pipes(0), by_kernel=True)\n"
         "print(*sorted(m for m in set(sys.modules) - before if not m.startswith('autoddp')))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -33,10 +33,6 @@ STOPPED = {
     "git output": ("import subprocess; subprocess.run(['git', 'log', '--output=model.pt'])", "--output=model.pt"),
     "python unguarded": ("import subprocess; subprocess.run([sys.executable, '-I', 'x.py'])", "-I x.py"),
     "python without site": ("import subprocess; subprocess.run([sys.executable, '-Sc', '1'])", "-Sc 1"),
-    "dated": (
-        "import subprocess; subprocess.run(['date', '--set=2001-01-01'])",
-        "date changes something outside this run",
-    ),
     "sorted": ("import subprocess; subprocess.run(['sort', '-o', 'log.txt', 'log.txt'])", "sort -o log.txt"),
     "read of a changed file": (
         "open('log.txt','a').write('x')\nimport subprocess; subprocess.run(['cat', 'log.txt'])",

@@ -474,14 +474,33 @@ def test_devices_in_a_folder_of_dev_can_be_opened(place: Place) -> None:
     setup = (
         "mount -t tmpfs -o mode=755 none /dev && mkdir /dev/shm /dev/some /dev/some/deep && "
         "mount -t tmpfs -o mode=1777 none /dev/shm && mknod -m 666 /dev/null c 1 3 && "
-        "mknod -m 666 /dev/some/zero c 1 5 && mknod -m 666 /dev/some/deep/zero c 1 5"
+        "mknod -m 666 /dev/some/zero c 1 5 && mknod -m 666 /dev/some/deep/zero c 1 5 && "
+        "mkfifo -m 666 /dev/some/pipe && { sleep 5 >/dev/null 2>&1 <>/dev/some/pipe & } && sleep 0.2"
     )
     program = """
+        try:
+            os.open("/dev/some/pipe", os.O_WRONLY | os.O_NONBLOCK)
+        except OSError as error:
+            found["a pipe of others"] = error.strerror
         for name in ("null", "some/zero", "some/deep/zero"):
             with open(f"/dev/{name}", "r+b", buffering=0) as device:
                 found[name] = len(device.read(1))
         """
-    assert place.run(program, setup) == {"null": 0, "some/zero": 1, "some/deep/zero": 1}
+    nobody = os.strerror(errno.ENXIO)
+    assert place.run(program, setup) == {"null": 0, "some/zero": 1, "some/deep/zero": 1, "a pipe of others": nobody}
+
+
+def test_settings_of_the_machine_cannot_be_changed(place: Place) -> None:
+    """By no program, in whatever language; a Python of an attempt is ended before it tries."""
+    found = place.run("""
+        for path in ("/proc/sys/vm/swappiness", "/proc/sysrq-trigger", "/sys/kernel/mm", "/sys/module", "/sys"):
+            if os.path.exists(path):
+                found[path] = os.access(path, os.W_OK)
+        found["of itself"] = os.access("/proc/self/oom_score_adj", os.W_OK)
+        found["groups"] = sorted(os.listdir("/sys/fs/cgroup"))
+        """)
+    assert found.pop("groups") == sorted(os.listdir("/sys/fs/cgroup"))
+    assert [path for path, writable in found.items() if writable] == ["of itself"], found
 
 
 def test_a_file_in_shared_memory_that_goes_meanwhile_is_no_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,16 +16,18 @@ import pytest
 from launchers import ROOT
 from shared import once
 
-from autoddp.isolation.elsewhere.system_calls import tool_of
+from autoddp.isolation.elsewhere.known import tool_of
 
-NEEDED = ["cc", "curl", "git", "bash"]
+NEEDED = ["cc", "curl", "git", "bash", "make", "perl"]
 pytestmark = [
     pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="calls are held on these processors"),
     pytest.mark.skipif(not all(map(shutil.which, NEEDED)), reason=f"needs {', '.join(NEEDED)}"),
 ]
 
 START = """
-import os, signal, socket, subprocess, sys, threading, time
+import os, shutil, signal, socket, subprocess, sys, threading, time
+def sh(line):
+    return subprocess.run(line, shell=True).returncode
 def python(code):  # one that does not check itself
     return subprocess.run([sys.executable, "-I", "-S", "-c", "import os, socket, time\\n" + code]).returncode
 fired = 0
@@ -43,7 +45,31 @@ def sends(kind, family, address):
     return python(f"s = socket.socket(socket.{family}, socket.{kind}); s.connect({address!r}); s.send(b'x')")
 """
 
+UP = "aws changes something outside this run (aws s3 sync ckpt)"
+STARTS = {
+    "in a shell": "sh('cd /; false || aws s3 sync ckpt s3://b')",
+    "in Python": "subprocess.run(['aws', 's3', 'sync', 'ckpt', 's3://b'])",
+    "by another name": "subprocess.run(['x', 's3', 'sync', 'ckpt', 's3://b'], executable=shutil.which('aws'))",
+    "by a variable": "sh('X=aws; UP=\"s3 sync\"; $X $UP ckpt s3://b')",
+    "in a script that only the shell can find": "sh('D=`mktemp -d`; echo aws s3 sync ckpt s3://b >$D/up; sh $D/up')",
+    "by find": "sh('find / -maxdepth 0 -exec aws s3 sync ckpt s3://b \\\\;')",
+    "by xargs": "sh('echo ckpt s3://b | xargs aws s3 sync')",
+    "by a wrapper": "sh('env -i X=1 timeout 60 nice $(which aws) s3 sync ckpt s3://b')",
+    "at the end of a shell": "sh('trap \"aws s3 sync ckpt s3://b\" EXIT; true')",
+    "by make": "open(f'{folder}/Makefile', 'w').write('all:\\n\\taws s3 sync ckpt s3://b\\n'); sh(f'make -C {folder}')",
+    "while make reads": "open(f'{folder}/up.mk', 'w').write('X := $(shell aws s3 sync ckpt s3://b)\\nall:\\n'); "
+    "sh(f'make -f {folder}/up.mk')",
+    "by Perl": "subprocess.run(['perl', '-e', 'system(qw(aws s3 sync ckpt s3://b))'])",
+    "by Perl in place of itself": "subprocess.run(['perl', '-e', 'exec(qw(aws s3 sync ckpt s3://b))'])",
+    "by a Python without the checks": "python('os.system(\"aws s3 sync ckpt s3://b\")')",
+    "by C": "import ctypes; ctypes.CDLL(None).system(b'aws s3 sync ckpt s3://b')",
+    "by a descriptor": "os.execve(os.open(shutil.which('aws'), 0), 'aws s3 sync ckpt s3://b'.split(), os.environ)",
+    "as a module": "subprocess.run([sys.executable, '-m', 'awscli', 's3', 'sync', 'ckpt', 's3://b'])",
+}
+"""Ways to start a program that would change something elsewhere."""
+
 ENDS = {
+    **{f"started {how}": (code, UP) for how, code in STARTS.items()},
     "a program that nobody knows": (
         "sends('SOCK_STREAM', 'AF_INET', ('127.0.0.1', outside))",
         "python connects to 127.0.0.1:PORT, and autoddp does not know what it does there",
@@ -128,6 +154,23 @@ if os.geteuid() == 0:
     )
 
 PASSES = {
+    "what is not started": """
+sh("false && aws s3 sync ckpt s3://b; echo aws s3 sync ckpt s3://b; # aws s3 rm")
+sh("if false; then aws s3 rm s3://b; fi; alias up='aws s3 rm'; type aws")
+""",
+    "what is not there": "assert sh('PATH=/nowhere; aws s3 rm s3://b 2>/dev/null') == 127",
+    "what only reads": "assert sh('aws s3 ls s3://b && aws s3 cp s3://b/x . && aws --version') == 0",
+    "a script of the user's that has a known name": """
+open(f"{folder}/batch.py", "w").write("print(1)")
+subprocess.run([sys.executable, f"{folder}/batch.py"], check=True)
+""",
+    "a known program for itself": "assert sh('taskset -cp 0 $$ && date +%s && hostname') == 0",
+    "parts of git": """
+git = f"git -c user.name=x -c user.email=x -c protocol.file.allow=always -C {folder}"
+assert sh(f"{git} init -q a && {git}/a commit -q --allow-empty -m x && {git} init -q b") == 0
+assert sh(f"{git}/b submodule --quiet add {folder}/a a && {git}/b commit -qm x && {git} clone -q b c") == 0
+assert sh(f"{git}/c submodule --quiet update --init && {git}/c pull -q && {git}/c gc -q") == 0
+""",
     "nobody listens": "assert sends('SOCK_STREAM', 'AF_INET', ('127.0.0.1', 1)) == 1",
     "a server of the attempt": """
 with socket.create_server(("127.0.0.1", 0)) as own:
@@ -231,6 +274,10 @@ int main(int count, char **words) {
 
 def run_all(folder: Path) -> None:
     """Run all cases, in one process."""
+    aws = folder / "path" / "aws"
+    aws.parent.mkdir()
+    aws.write_text(f"#!/bin/sh\necho $* >>{folder}/ran\n")
+    aws.chmod(0o755)
     (folder / "compiled.c").write_text(IN_C)
     compiled = folder / "compiled"
     subprocess.run(["cc", "-o", str(compiled), str(folder / "compiled.c")], check=True)
@@ -240,7 +287,12 @@ def run_all(folder: Path) -> None:
     run = subprocess.run(
         [sys.executable, str(ROOT / "tests" / "isolation" / "watched_programs.py")],
         input=json.dumps(cases),
-        env={**os.environ, "PYTHONPATH": str(ROOT), "COMPILED": str(compiled)},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "COMPILED": str(compiled),
+            "PATH": f"{aws.parent}{os.pathsep}{os.environ['PATH']}",
+        },
         capture_output=True,
         text=True,
         timeout=300,
@@ -255,7 +307,8 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
     folder = once(tmp_path_factory, "held-calls", run_all)
     answers, outside = map(json.loads, (folder / "told").read_text().splitlines()[-2:])
     port, others, room, reached, by_path, lives = outside
-    return Told(answers, {"PORT": str(port), "OTHERS": str(others), "FOLDER": room}, reached, by_path, lives)
+    ran = (folder / "ran").read_text().splitlines()
+    return Told(answers, ran, {"PORT": str(port), "OTHERS": str(others), "FOLDER": room}, reached, by_path, lives)
 
 
 @dataclass(frozen=True)
@@ -264,6 +317,8 @@ class Told:
 
     answers: dict[str, tuple[str, int]]
     """Why tuning would have ended, and the exit code."""
+    ran: list[str]
+    """The words with which the program `aws` was started."""
     names: dict[str, str]
     """What stands for the port, the process and the folder in `ENDS`."""
     reached: int
@@ -294,6 +349,7 @@ def test_an_attempt_ends_where_nobody_hears_why(told: Told) -> None:
 
 def test_nothing_outside_was_changed(told: Told) -> None:
     assert told.lives
+    assert told.ran == ["s3 ls s3://b", "s3 cp s3://b/x .", "--version"]
     assert told.by_path == 0
     assert told.reached == READS
 

@@ -9,6 +9,7 @@ import os
 import stat
 import sys
 import termios
+import time
 import tty
 from pathlib import Path
 
@@ -66,6 +67,8 @@ def main() -> None:
         sgd.step()
         if rank == 0 and "WRITES" in os.environ:
             number = sum(name.startswith("large") for name in os.listdir())
+            if number == 25:
+                time.sleep(60)  # autoddp looks every few seconds how much has been written
             with open(f"large{number}", "wb") as file:
                 file.write(bytes(1 << 20))
         if rank == 0 and "CHANGES" in os.environ:

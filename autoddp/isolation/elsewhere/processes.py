@@ -1,32 +1,46 @@
-"""Checks the programs that the script starts, its signals, and what it changes of other processes, before it does."""
+"""Checks the programs that the script starts, its signals, and what it changes of other processes, before it does.
+
+What a program does is judged by the kernel's help, see `programs`. Here it is only looked whether its words name what
+no program of the attempt should touch: the reason is then told in clear words.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-from autoddp.isolation.elsewhere import commands
+from autoddp.isolation.children import watched
 from autoddp.isolation.elsewhere.own import is_own_process
 from autoddp.isolation.elsewhere.patch import Stop
+from autoddp.isolation.elsewhere.settings import changed_by
+from autoddp.isolation.elsewhere.unwatched import judge_unwatched
 from autoddp.isolation.hooks import check_events, rebind, when_imported
-from autoddp.isolation.pipes import Pipes
+from autoddp.isolation.pipes import OTHERS, Pipes
+
+_BREAKS = re.compile(r"""[\s;&|<>()'"=`]+""")
+"""What stands between the words of a shell line."""
 
 
-def watch_processes(stop: Stop, pipes: Pipes) -> None:
-    """Watch from now on: programs by their words, signals and priorities by the process that they are for."""
-    judge_words = functools.partial(commands.judge_words, are_others=pipes.are_others)
-    judge_shell = functools.partial(commands.judge_shell, are_others=pipes.are_others)
+def watch_processes(stop: Stop, pipes: Pipes, by_kernel: bool) -> None:
+    """Watch from now on: programs by their words, signals and priorities by the process that they are for.
+
+    `by_kernel`: whether the kernel shows the keeper what programs do.
+    """
+
+    def starts(path: Any, words: Any, env: Any, folder: Any = None) -> str:
+        plain = _words(words, path)
+        return _names(plain, _text(folder), pipes) or ("" if by_kernel else judge_unwatched(plain, watched(env)))
+
     judges: dict[str, Callable[..., str]] = {
-        "subprocess.Popen": lambda executable, args, cwd, env: judge_words(_words(args, executable), _text(cwd), env),
-        "os.system": lambda command: judge_shell(_text(command)),
-        "os.exec": lambda path, args, env: judge_words(_words(args, path), env=env),
-        "os.posix_spawn": lambda path, args, env: judge_words(_words(args, path), env=env),
-        "os.spawn": lambda mode, path, args, env: judge_words(_words(args, path), env=env),
-        "pty.spawn": lambda args: judge_words(_words(args)),
+        "subprocess.Popen": lambda path, words, folder, env: starts(path, words, env, folder),
+        "os.system": lambda command: starts("/bin/sh", ["sh", "-c", command], None),
+        "os.exec": starts,
+        "os.posix_spawn": starts,
         "os.kill": _signal,
         "os.killpg": _signal_to_group,
         "resource.prlimit": _limits,
@@ -51,6 +65,14 @@ def _check(judge: Callable[..., str], stop: Stop, *arguments: Any) -> None:
         said = ""
     if said:
         stop(said)
+
+
+def _names(words: Sequence[str], folder: str, pipes: Pipes) -> str:
+    """Whether the words of a program name a setting of this machine that it changes, or a named pipe of others."""
+    for piece in (piece for word in words for piece in _BREAKS.split(word)):
+        if piece and pipes.are_others(os.path.join(folder, piece)):
+            return f"{os.path.basename(words[0])} is given {piece}, {OTHERS}"
+    return changed_by(words, folder)
 
 
 def _words(args: Any, executable: Any = None) -> list[str]:

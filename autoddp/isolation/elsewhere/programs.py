@@ -5,8 +5,8 @@
     watch.begin(child)                # in the keeper, whenever one of `watch.awaited` can be read:
     watch.answer()
 
-Where the kernel cannot hold calls (before Linux 5.5, processors other than x86-64 and ARM64), programs are known by
-their names only, see `commands`.
+Where the kernel cannot hold calls (before Linux 5.5, processors other than x86-64 and ARM64), programs are judged when
+they are started in Python, see `unwatched`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,18 @@ import os
 import select
 import signal
 import socket
+from collections.abc import Sequence
+from dataclasses import replace
 
-from autoddp.isolation.children import mark_as_checked
+from autoddp.isolation.children import VARIABLE, mark_as_checked
+from autoddp.isolation.elsewhere.known import program_of
 from autoddp.isolation.elsewhere.own import count_below
 from autoddp.isolation.elsewhere.processes import go_on_after_signals
-from autoddp.isolation.elsewhere.system_calls import judge_call, program_of
+from autoddp.isolation.elsewhere.system_calls import judge_call
+from autoddp.isolation.elsewhere.unwatched import judge_unwatched
 from autoddp.isolation.plan import IsolationPlan
 from autoddp.isolation.seccomp import HeldCall, hold_calls, let_go, next_held
-from autoddp.isolation.stopping import connected, request
+from autoddp.isolation.stopping import connected, request, stopper
 
 
 class ProgramWatch:
@@ -41,15 +45,32 @@ class ProgramWatch:
         """The descriptor that the attempt must leave open until `hold`."""
         return self._theirs.fileno()
 
-    def hold(self) -> None:
-        """Have the system calls of this process, and of all that it starts, held for the keeper."""
-        if mark_as_checked():  # else each Python would count as a program that nobody knows
-            with contextlib.suppress(OSError):
-                listener = hold_calls()
-                socket.send_fds(self._theirs, [b"held"], [listener])
-                os.close(listener)
-                go_on_after_signals()
+    def hold(self) -> bool:
+        """Have the system calls of this process, and of all that it starts, held for the keeper.
+
+        False where the kernel cannot: then programs are judged by those who start them, see `unwatched`.
+        """
+        held = mark_as_checked()  # else each Python would count as a program that nobody knows
+        try:
+            listener = hold_calls() if held else -1
+        except OSError:
+            held = False
+        if held:
+            socket.send_fds(self._theirs, [b"held"], [listener])
+            os.close(listener)
+            if self._plan:
+                os.environ[VARIABLE] = replace(IsolationPlan.parse(self._plan), programs_are_watched=True).text()
+            go_on_after_signals()
         self._theirs.close()
+        return held
+
+    def judge_ranks(self, words: Sequence[str]) -> None:
+        """End tuning if ranks that are no Python, but start with these words, may change something outside the run.
+
+        Elastic starts them, and judges nothing.
+        """
+        if words and (why := judge_unwatched(words, os.environ)):
+            stopper(IsolationPlan.parse(self._plan).socket)(why)
 
     def begin(self, root: int) -> None:
         """Watch the attempt whose first process this is."""

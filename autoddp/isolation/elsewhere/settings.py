@@ -71,7 +71,7 @@ def watch_settings(stop: Stop) -> None:
 def changed_by(words: Sequence[str], folder: str) -> str:
     """ "" if a command in `folder`, or a redirection such as [">", path], changes no such file, else what it changes.
 
-    A word may be a line for another shell.
+    A word may be a line for another shell. Under the overlay the kernel lets no program change them.
     """
     found = _IN_SHELL.search(" ".join([*words[:1], *(_placed(word, folder) for word in words[1:])]))
     place = (found[1] or found[2]) if found else ""

@@ -2,6 +2,7 @@
 
     judge_call(held)      # in the keeper: "" if the kernel may go on with it, else what it would change
 
+A program that `tools` knows must not start where its words say that it changes something elsewhere.
 A Python of the attempt checks what it sends by itself, by its meaning. Of any other program nobody knows what it sends:
 so it must not connect to anything outside the attempt, unless `tools` knows that, called like this, it only reads.
 Not promised: datagrams that a program sends over a connected socket or by `sendmsg`, and what goes by io_uring.
@@ -11,17 +12,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import socket
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from signal import Signals
-from typing import NamedTuple
 
 from autoddp.isolation.children import checks_itself
-from autoddp.isolation.elsewhere.own import is_here, is_own_process, parent_of, receives, serves_path, serves_port
+from autoddp.isolation.elsewhere.known import acts_for, program_of, starters_of, tool_of, words_of
+from autoddp.isolation.elsewhere.own import is_here, is_own_process, receives, serves_path, serves_port
 from autoddp.isolation.elsewhere.sockets import ANSWERS
-from autoddp.isolation.elsewhere.tools import BY_NAME, MODULES, Tool, shown
 from autoddp.isolation.mps import mps_folder
 from autoddp.isolation.seccomp import UNKNOWN, HeldCall
 
@@ -50,10 +49,6 @@ _ONLY_ANSWER = (
 only ends tuning."""
 _NAME_SERVICES = (88, 111, 389, 636)
 """Ports of servers on a network that tell programs in C who a user is: Kerberos, NIS, LDAP."""
-_HADOOP = "org.apache.hadoop.fs.FsShell"
-"""The program that `hdfs dfs` and `hadoop fs` become."""
-_BY_SSH = ("git", "rsync", "scp")
-"""Programs that reach their server by ssh: their words tell what for."""
 _MODULES, _ADMIN, _BOOT, _TIME = 16, 21, 22, 25  # as in the kernel's `capability.h`
 _CAPABILITIES = {
     **dict.fromkeys(("settimeofday", "clock_settime"), _TIME),
@@ -76,6 +71,22 @@ def judge_call(held: HeldCall) -> str:
     return _JUDGES[held.name](held)
 
 
+def _starts(held: HeldCall) -> str:
+    """Judge the program that takes the place of the one that calls."""
+    path, words = held.arguments[held.name == "execveat" :][:2]  # whose first argument is a folder
+    name, given = held.text(path), held.texts(words)
+    # The first word is only what the program is told to be called. It says more where the path is a descriptor's.
+    for started in ([name, *given[1:]], given or [name]):
+        if tool_of(started, stems=False) is not None and _is_there(held.thread, name):
+            return next(filter(None, (one.changes for one in acts_for(started, starters_of(held.thread)))), "")
+    return ""
+
+
+def _is_there(process: int, path: str) -> bool:
+    """Whether a process would find something at a path: a shell tries each folder of PATH."""
+    return os.path.lexists(f"/proc/{process}/root{path}" if path[:1] == "/" else f"/proc/{process}/cwd/{path}")
+
+
 def _connects(held: HeldCall) -> str:
     return _reaches(held, held.arguments[1], held.arguments[2], by_datagrams=False)
 
@@ -92,12 +103,9 @@ def _reaches(held: HeldCall, where: int, size: int, by_datagrams: bool) -> str:
     place = _outside(held, address, by_datagrams)
     if not place:
         return ""
-    known = _acts_for(held.thread)
-    changes = next((one for one in known if one.tool.changes(one.arguments)), None)
-    if changes is not None:
-        return f"{changes.name} changes something outside this run ({shown(changes.name, changes.arguments)})"
+    known = acts_for(words_of(held.thread), starters_of(held.thread))
     if known:
-        return ""
+        return next(filter(None, (one.changes for one in known)), "")
     does = "sends data" if by_datagrams else "connects"
     return f"{program_of(held.thread)} {does} to {place}, and autoddp does not know what it does there"
 
@@ -140,68 +148,6 @@ def _is_for_datagrams(held: HeldCall) -> bool:
     return False
 
 
-def _lineage(process: int) -> Iterator[list[str]]:
-    """The words of a process, and of those that have started it within the attempt."""
-    while process > 1 and is_own_process(process) and process != os.getpid():
-        yield _words(process)
-        process = parent_of(process)
-
-
-class Known(NamedTuple):
-    """A process that runs a known program."""
-
-    name: str
-    tool: Tool
-    arguments: list[str]
-
-
-def _acts_for(process: int) -> list[Known]:
-    """The known programs for which a process reaches another machine; none where nobody knows.
-
-    It is one of them, or a helper of one, such as `git-remote-https`. Of any other program that one of them starts, as
-    `git` starts hooks, nobody knows what it does.
-    """
-    found: list[Known] = []
-    before: Known | None = None
-    for words in _lineage(process):
-        known = tool_of(words)
-        if known is not None and before is not None and _is_part_of(before, known):
-            found[-1] = known
-        elif known is not None:
-            found.append(known)
-        before = known
-    first = _words(process)
-    is_helper = bool(found) and os.path.basename(first[0]).startswith(f"{found[0].name}-")
-    return found if is_helper or tool_of(first) is not None else []
-
-
-def _is_part_of(one: Known, starter: Known) -> bool:
-    """Whether the words of the program that has started another one tell what for: git also starts itself."""
-    return one.name == starter.name or (one.name == "ssh" and starter.name in _BY_SSH)
-
-
-def tool_of(words: list[str]) -> Known | None:
-    """The known program that a process runs, by itself or by an interpreter: `perl /usr/bin/x push`.
-
-    An interpreter has the path of its script; any other word may be an argument of a program that nobody knows.
-    """
-    if _HADOOP in words:
-        return Known("hdfs", BY_NAME["hdfs"], ["dfs", *words[words.index(_HADOOP) + 1 :]])
-    is_module = False
-    for place, word in enumerate(words):
-        name = os.path.basename(word)
-        names = [name, os.path.splitext(name)[0]] if not place or os.sep in word else []
-        if is_module:
-            names = [MODULES.get(word, "")]
-        known = next((one for one in names if one in BY_NAME), "")
-        if known:
-            return Known(known, BY_NAME[known], words[place + 1 :])
-        if place and not word.startswith("-"):
-            return None
-        is_module = re.fullmatch("-[a-zA-Z]*m", word) is not None
-    return None
-
-
 def _signals(held: HeldCall) -> str:
     process, signal = held.signed(0), str(held.signed(1))
     if held.name == "pidfd_send_signal":
@@ -222,6 +168,8 @@ def _of_another_processor(held: HeldCall) -> str:
 
 
 _JUDGES: dict[str, Callable[[HeldCall], str]] = {
+    "execve": _starts,
+    "execveat": _starts,
     "connect": _connects,
     "sendto": _sends_to,
     "kill": _signals,
@@ -233,15 +181,3 @@ _JUDGES: dict[str, Callable[[HeldCall], str]] = {
 def _capabilities(process: int) -> int:
     with open(f"/proc/{process}/status", encoding="ascii", errors="replace") as file:
         return next(int(line.split()[1], 16) for line in file if line.startswith("CapEff:"))
-
-
-def program_of(process: int) -> str:
-    """The name of the program that a process runs, with that of the script where an interpreter runs one."""
-    first, *more = _words(process)
-    names = [first, *(word for word in more[:1] if word and not word.startswith("-") and os.path.isfile(word))]
-    return " ".join(map(os.path.basename, names)) or "a program"
-
-
-def _words(process: int) -> list[str]:
-    with open(f"/proc/{process}/cmdline", "rb") as file:
-        return [os.fsdecode(word) for word in file.read().removesuffix(b"\0").split(b"\0")]

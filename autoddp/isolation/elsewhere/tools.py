@@ -68,8 +68,8 @@ class Tool:
         return found
 
     def is_remote(self, place: str) -> bool:
-        """Whether `place` is elsewhere, or only the shell knows where."""
-        return re.match(self.remote, place) is not None or _is_unknown(place)
+        """Whether `place` is elsewhere."""
+        return re.match(self.remote, place) is not None
 
     def comes_here(self, places: Sequence[str]) -> bool:
         """Whether the first place is elsewhere, and no other one is."""
@@ -156,13 +156,8 @@ def talks(tool: Tool, args: Sequence[str]) -> bool:
     return not any(re.fullmatch(r"-[a-zA-Z0-9]*[zlk][a-zA-Z0-9]*|--listen|--keep-open", arg) for arg in args)
 
 
-def kills_others(tool: Tool, args: Sequence[str]) -> bool:
-    """`kill -0 PID` and `kill -l` only ask. A script ends its own children in Python, not by this program."""
-    return args[0] not in ("-0", "-l", "-L", "--list")
-
-
 def changes_others(tool: Tool, args: Sequence[str]) -> bool:
-    """renice and its like: whether one of the processes is not the attempt's. A shell's `$$` is."""
+    """renice and its like: whether one of the processes is not the attempt's."""
     pids, asked = [], False
     for arg in args:
         option, _, value = arg.partition("=")
@@ -177,16 +172,10 @@ def changes_others(tool: Tool, args: Sequence[str]) -> bool:
         pids = tool.positional(args)[0 if "-n" in args or "--priority" in args else 1 :]
     elif tool.valued == "":  # taskset and chrt: what is set comes before the process
         pids = pids[-1:]
-    return any(not is_own_process(int(pid)) if pid.isdigit() else _is_unknown(pid) for pid in pids)
+    return any(pid.isdigit() and not is_own_process(int(pid)) for pid in pids)
 
 
 _OF_A_PROCESS = r"-[a-z]*p[a-z]*|--pid"
-_OWN_PIDS = ("$$", "$!", "$PPID", "$BASHPID")
-
-
-def _is_unknown(word: str) -> bool:
-    """Whether only the shell knows what stands there: a variable, or the output of a command."""
-    return word not in _OWN_PIDS and re.search("[$\1]", word) is not None
 
 
 def mounts(tool: Tool, args: Sequence[str]) -> bool:
@@ -281,7 +270,7 @@ TOOLS = (
     Tool("git", "add;am;apply;archive;blame;branch;bundle;cat-file;check-*;checkout*;cherry*;clean;clone;commit*;"
          "config;describe;diff*;fetch*;for-each-ref;gc;grep;hash-object;init;lfs [!p]*;lfs pull;log;ls-*;merge*;mv;"
          "name-rev;notes;pull;rebase;reflog;remote;reset;restore;rev-*;revert;rm;shortlog;show*;stash;status;"
-         "submodule [!f]*;switch;symbolic-ref;tag;update-*;version;worktree",
+         "submodule [!f]*;switch;symbolic-ref;tag;update-*;upload-*;version;worktree",
          valued="-C -c --git-dir --work-tree --namespace"),
     Tool("git-lfs", writes="push*"),
     Tool("hg datalad dolt jj bzr", writes="push*;publish*;git push*;email*", valued="-R --repository --cwd -C -d"),
@@ -318,16 +307,11 @@ TOOLS = (
     Tool("psql pg_restore mysql mariadb mysqladmin mongo mongosh mongoimport redis-cli clickhouse-client cqlsh snowsql "
          "etcdctl influx"),
     # This machine, beyond the script.
-    Tool("kill", judge=kills_others),
     Tool("renice", judge=changes_others, valued="-n --priority --relative"),
     Tool("taskset chrt", judge=changes_others),
     Tool("ionice", judge=changes_others, valued="-c --class -n --classdata"),
     Tool("prlimit cpulimit", judge=changes_others, valued="-l --limit"),
-    Tool("date", writes="-s*;* -s*;--set*;* --set*", whole=True),
     Tool("hwclock", "-r*;--show*;--get*", whole=True),
-    Tool("hostname domainname", "-[!Fb-]*;--all-*;--domain;--fqdn;--ip-address;--long;--short", whole=True),
-    Tool("pkill killall killall5 skill"),
-    Tool("fuser", writes="*-k*", whole=True),
     Tool("shutdown reboot halt poweroff init telinit"),
     Tool("systemctl", "status*;is-*;list-*;show*;cat *;--version"),
     Tool("service", "* status;--status-all", whole=True),
@@ -378,7 +362,7 @@ TOOLS = (
     Tool("jetson_clocks ipcrm ipcmk"),
 )
 # fmt: on
-"""Programs that are not named here may start. Where the kernel holds calls, they may connect to nothing outside."""
+"""Programs that are not named here may start, but they may connect to nothing outside, see `system_calls`."""
 
 BY_NAME = {name: tool for tool in TOOLS for name in tool.names.split()}
 

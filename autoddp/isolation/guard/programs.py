@@ -12,40 +12,16 @@ from stat import S_ISREG
 from typing import Any
 
 from autoddp.isolation import real
-from autoddp.isolation.children import as_list, as_mapping
+from autoddp.isolation.children import as_list, as_mapping, is_our_python
 from autoddp.isolation.guard.native import Native
 from autoddp.isolation.hooks import replace_everywhere
 from autoddp.isolation.plan import IsolationPlan
+from autoddp.isolation.reporting import COMPILERS, READERS, SHELLS, only_reports, pipeline
 
-_SHELLS = frozenset("sh bash dash zsh ksh ash".split())
-_COMPILERS = re.compile(r"([a-z0-9_]+-[a-z0-9_-]*)?(gcc|g\+\+|cc|c\+\+|clang|clang\+\+|ptxas)(-[0-9.]+)?$")
-_NO_EFFECT = re.compile(r"\s*([12&]?>>?\s*/dev/null|2>&1)(?=\s|$|\|)")
-_SHELL_SYNTAX = re.compile(r"[;&<>$`*?\[\]{}~()\n\\#!]")
-_SHELL_COMMANDS = frozenset("cd exec eval source . trap export alias".split())
-
-_READS = frozenset("cat head tail wc ls du md5sum sha1sum sha256sum grep ldd readelf nm stat".split())
-"""Programs that only read the files they are given."""
 _ALWAYS_STOPPED = frozenset(
     "chmod chown chgrp touch setfattr setfacl chattr cp mv rm ln install rsync tar unzip dd truncate tee sed find xargs"
     " sudo su doas env nohup nice setsid time timeout stdbuf perl ruby node awk make ninja cmake docker mount".split()
 )
-_GPU_WORDS = re.compile(
-    r"-L|-q|-x|-i|-d|-B|topo|-m|-mp|nvlink|-s|--(query|format|id|list|display|show)[a-z-]*(=.*)?|[A-Z0-9,.]+"
-)
-_ALLOWED_WORDS: dict[str, re.Pattern[str]] = {
-    **dict.fromkeys(
-        "uname lscpu nproc whoami id arch uptime free getconf locale lspci lsmod ibstat ibv_devinfo ibv_devices sw_vers"
-        " which true false echo printf sleep pwd ps lsb_release tput printenv groups tty df".split(),
-        re.compile("(?s).*"),
-    ),
-    "date": re.compile("(?s)(?!-s|--set).*"),
-    "hostname": re.compile("-[sfdiIA]|--(short|fqdn|long|ip-address|domain)"),
-    "nvidia-smi": _GPU_WORDS,
-    "rocm-smi": _GPU_WORDS,
-}
-"""Programs that only report something when each of their arguments is of this form."""
-_GIT_READS = frozenset("rev-parse rev-list log show cat-file ls-files ls-tree version --version describe".split())
-_GIT_WITH_INDEX = frozenset(("status", "diff"))  # both write a fresher index beside their answer
 _MORE_OUTPUTS = ("@", "-M", "-save-temps", "--save-temps", "-fdump", "-fprofile", "--coverage", "-wrapper")
 """Beginnings of a compiler's options by which it writes, or may write, more than its output."""
 _NO_OUTPUT = frozenset("--version -v --help -E -dumpversion -dumpmachine -V".split())
@@ -101,9 +77,9 @@ class Programs:
         program = os.fsdecode(files[0]) if len(files) == 1 else plain[0]
         name = os.path.basename(program)
         where = None if cwd is None else self._folder(cwd)
-        if _is_our_python(_found(files, cwd) or program, plain):
+        if is_our_python([_found(files, cwd) or program, *plain[1:]]):
             return [self._translated(word, cwd) for word in plain], where, env
-        if _COMPILERS.fullmatch(name) and _is_installed(program):
+        if COMPILERS.fullmatch(name) and _is_installed(program):
             # Compilers write temporary files between their steps.
             given = {**as_mapping(env), "TMPDIR": f"{self.view.scratch}/aside"}
             return self._compiling(plain, cwd), where, as_list(given)
@@ -125,7 +101,7 @@ class Programs:
     def _refused(self, program: str, words: list[str], cwd: Any, env: Mapping[str, str]) -> str:
         """Why a program may not be started; empty if it may."""
         name, arguments = os.path.basename(program), words[1:]
-        if name in _SHELLS:
+        if name in SHELLS:
             return self._refused_shell(arguments, cwd, env)
         if not _is_installed(program):
             return "a program of one's own may write files"
@@ -133,7 +109,7 @@ class Programs:
             return "the program changes files or starts others"
         if only_reports(name, arguments, env, self.landlock):
             return ""
-        if name in _READS:
+        if name in READERS:
             changed = [word for word in arguments if self._names_file(word, cwd, changed_only=True)]
             return f"it would not see what the script has written to {changed[0]}" if changed else ""
         if not self.landlock:
@@ -144,16 +120,8 @@ class Programs:
         return ""
 
     def _refused_shell(self, arguments: list[str], cwd: Any, env: Mapping[str, str]) -> str:
-        if len(arguments) != 2 or arguments[0] != "-c":
-            return "a shell script may write files"
-        command = _NO_EFFECT.sub(" ", arguments[1])
-        try:
-            parts = [shlex.split(part) for part in command.split("|")]
-        except ValueError:
-            parts = []
-        if not parts or not all(parts) or _SHELL_SYNTAX.search(command):
-            return "a shell command may write files"
-        if any("=" in part[0] or part[0] in _SHELL_COMMANDS for part in parts):
+        parts = pipeline(arguments)
+        if not parts:
             return "a shell command may write files"
         return next(filter(None, (self._refused(part[0], part, cwd, env) for part in parts)), "")
 
@@ -218,54 +186,6 @@ def _found(files: Sequence[Any], cwd: Any) -> str:
     return next((place for place in places if real.access(place, os.X_OK) and S_ISREG(real.stat(place).st_mode)), "")
 
 
-def _is_our_python(program: str, words: list[str]) -> bool:
-    """This interpreter, with options under which it heeds its environment and imports sitecustomize."""
-    mine = {os.path.abspath(sys.executable), os.path.realpath(sys.executable)}
-    if program not in mine and os.path.realpath(program) not in mine:
-        return False
-    for word in words[1:]:
-        if word in ("-c", "-m", "-") or not word.startswith("-"):
-            break
-        if not word.startswith(("--", "-X", "-W")) and set(word) & set("EIS"):
-            return False
-    return True
-
-
 def _is_installed(program: str) -> bool:
     """Found on PATH or a program of the system or of an installed package: not a script of the user's."""
     return "/" not in program or program.startswith(("/usr/", "/bin/", "/sbin/", "/opt/", sys.prefix + "/"))
-
-
-def only_reports(name: str, arguments: list[str], env: Mapping[str, str], landlock: bool) -> bool:
-    """Whether a program of the system changes nothing when it is called like this."""
-    if name in _ALLOWED_WORDS:
-        return all(map(_ALLOWED_WORDS[name].fullmatch, arguments))
-    if name == "ldconfig":
-        return arguments in (["-p"], ["--print-cache"])
-    if name in ("nvcc", "cmake", "ninja", "gcc", "g++", "ffmpeg", "java", "tensorboard"):
-        return arguments in (["--version"], ["-version"], ["-V"])
-    if name == "ld":
-        return arguments[:3] == ["-t", "-o", "/dev/null"] or arguments[-3:-1] == ["-o", "/dev/null"]
-    if name == "git":
-        return _git_only_reads(arguments, env, landlock)
-    return False
-
-
-def _git_only_reads(arguments: list[str], env: Mapping[str, str], landlock: bool) -> bool:
-    rest, quiet = list(arguments), env.get("GIT_OPTIONAL_LOCKS") == "0"
-    while rest and rest[0] in ("-C", "--no-pager", "--no-optional-locks"):
-        quiet = quiet or rest[0] == "--no-optional-locks"
-        del rest[: 2 if rest[0] == "-C" else 1]
-    if not rest or any(word.startswith(("--output", "--ext-diff", "--textconv")) for word in rest):
-        return False
-    command, options = rest[0], rest[1:]
-    if command == "config":
-        return bool(options) and options[0] in ("--get", "--list", "-l", "--get-all")
-    if command == "remote":
-        return options == ["-v"] or options[:1] == ["get-url"]
-    if command == "branch":
-        return options in (["--show-current"], ["-a"], ["-v"], ["--list"], [])
-    if command in _GIT_WITH_INDEX or (command == "describe" and any("dirty" in word for word in options)):
-        # With Landlock the index cannot be written; git leaves it then.
-        return landlock or (quiet and command == "status")
-    return command in _GIT_READS

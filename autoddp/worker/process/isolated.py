@@ -76,7 +76,7 @@ def start(text: str, is_rank: bool) -> None:
         watch_pipes(pipes, stop)
     from autoddp.isolation.elsewhere import watch_clients
 
-    watch_clients(stop, pipes)
+    watch_clients(stop, pipes, plan.programs_are_watched)
 
 
 def _at_the_end_of(is_ours: Callable[[BaseException], bool], stop: Callable[[str], NoReturn], why: str) -> None:
