@@ -296,6 +296,7 @@ ROOMS = (
         "torchrun",
     ),
     "diagnose/collectives",
+    "isolation/kernel",
     *(f"topology/{name}" for name in ("nccl", "nvidia", "rdma", "system")),
     *(f"worker/{name}" for name in ("ddp", "effects", "gradients", "job", "observe", "process", "trial")),
 )

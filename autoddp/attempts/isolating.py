@@ -20,7 +20,7 @@ from autoddp.commandline.script import script_path
 from autoddp.errors import UsageError
 from autoddp.isolation import Level
 from autoddp.isolation.children import VARIABLE
-from autoddp.isolation.mounts import mount_at
+from autoddp.isolation.kernel.mounts import mount_at
 from autoddp.isolation.mps import mps_folder
 from autoddp.isolation.overlay import Layers
 from autoddp.isolation.plan import SHARED_MEMORY, IsolationPlan
@@ -209,7 +209,7 @@ def use_cuda_once() -> None:
 
 
 def _guard(folder: RunFolder, why: str, room: int) -> Isolation:
-    from autoddp.isolation.landlock import supported
+    from autoddp.isolation.kernel.landlock import supported
 
     landlock = os.environ.get(NO_LANDLOCK) != "1" and supported()
     return Isolation(Level.GUARD, folder, why, room, landlock, _room=room, _fewest_files=_fewest_files(folder.path))

@@ -239,7 +239,7 @@ def _why_not_here() -> str:
     try:
         os.setpgid(0, 0)
         if sys.platform == "linux":
-            from autoddp.isolation.syscalls import adopt_orphans
+            from autoddp.isolation.kernel.syscalls import adopt_orphans
 
             adopt_orphans()
     except OSError as error:
@@ -419,7 +419,7 @@ def _be_the_first_to_be_killed() -> None:
 
 def _enter(shelter: Shelter, looks: Callable[[str], None] = lambda path: None) -> None:
     if sys.platform == "linux":
-        from autoddp.isolation.syscalls import die_with_parent, leave_no_core_files
+        from autoddp.isolation.kernel.syscalls import die_with_parent, leave_no_core_files
 
         die_with_parent(signal.SIGKILL)
         leave_no_core_files()  # of ranks that a trial aborts: they would fill the upper layer, or lie beside the script
@@ -427,7 +427,7 @@ def _enter(shelter: Shelter, looks: Callable[[str], None] = lambda path: None) -
         assert shelter.layers is not None
         enter(shelter.layers, shelter.real, shelter.important, looks)
     elif shelter.landlock:
-        from autoddp.isolation.landlock import restrict_writes
+        from autoddp.isolation.kernel.landlock import restrict_writes
 
         restrict_writes(shelter.real)
 

@@ -37,7 +37,7 @@ def mark_as_checked() -> bool:
     """
     if sys.platform != "linux":
         return False
-    from autoddp.isolation.syscalls import open_nameless
+    from autoddp.isolation.kernel.syscalls import open_nameless
 
     try:
         open_nameless(_MARK)

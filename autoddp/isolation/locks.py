@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 
 from autoddp.isolation import real
 from autoddp.isolation.hooks import check_events
-from autoddp.isolation.mounts import mount_at
+from autoddp.isolation.kernel.mounts import mount_at
 
 IsTheUsers = Callable[[str, int], bool]
 """Whether a device, such as `fe:00`, and an inode there are those of the user's file."""

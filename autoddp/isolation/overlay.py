@@ -21,8 +21,8 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from autoddp.isolation.mounts import Mount, mount_of, source_over, visible_mounts
-from autoddp.isolation.syscalls import (
+from autoddp.isolation.kernel.mounts import Mount, mount_of, source_over, visible_mounts
+from autoddp.isolation.kernel.syscalls import (
     MS_BIND,
     MS_PRIVATE,
     MS_RDONLY,

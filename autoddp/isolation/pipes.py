@@ -61,7 +61,7 @@ def _made(path: Any, found: os.stat_result) -> float:
     """When a file was made; where the file system does not record that, the oldest of its times."""
     made = getattr(found, "st_birthtime", None)
     if made is None and sys.platform == "linux":
-        from autoddp.isolation.syscalls import birth_time
+        from autoddp.isolation.kernel.syscalls import birth_time
 
         made = birth_time(os.fsencode(path))
     return min(found.st_atime, found.st_mtime, found.st_ctime) if made is None else float(made)

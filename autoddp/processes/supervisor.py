@@ -100,7 +100,7 @@ def _end_as(status: int) -> None:
 
 def _become_supervisor(connection: socket.socket, mask: Iterable[int]) -> None:
     """Fork the launcher, in which this returns; the supervisor itself never does."""
-    from autoddp.isolation.syscalls import adopt_orphans, die_with_parent
+    from autoddp.isolation.kernel.syscalls import adopt_orphans, die_with_parent
 
     os.setsid()
     adopt_orphans()

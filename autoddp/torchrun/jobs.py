@@ -123,7 +123,7 @@ def be_torchrun() -> None:
     Where the launcher is killed, this process ends its ranks and itself: the keeper knows only attempts.
     """
     if sys.platform == "linux":
-        from autoddp.isolation.syscalls import die_with_parent, leave_no_core_files
+        from autoddp.isolation.kernel.syscalls import die_with_parent, leave_no_core_files
 
         die_with_parent(signal.SIGTERM)  # elastic ends the ranks then; until it is imported there are none
         leave_no_core_files()  # NCCL's watchdog aborts a rank under a setting that hangs, in the user's folder

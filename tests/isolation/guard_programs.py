@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from autoddp.isolation.landlock import restrict_writes, supported
+from autoddp.isolation.kernel.landlock import restrict_writes, supported
 
 OLD = 1_600_000_000 * 10**9  # the time of everything in a new tree, in ns
 STEPS = 40

@@ -25,7 +25,7 @@ def stop(reason: str) -> NoReturn:
 def guard(scratch: str, landlock: bool = False, writable: tuple[str, ...] = ()) -> None:
     """Under Landlock the kernel is asked as well, as the launcher does before it starts the ranks."""
     if landlock:
-        from autoddp.isolation.landlock import restrict_writes
+        from autoddp.isolation.kernel.landlock import restrict_writes
 
         os.makedirs(scratch, exist_ok=True)
         restrict_writes([scratch, "/dev", "/proc", *writable])

@@ -8,7 +8,7 @@ import pytest
 from guarded import plant, run, snapshot
 from launchers import whole
 
-from autoddp.isolation import landlock
+from autoddp.isolation.kernel import landlock
 
 LEVELS = [False, *([True] if landlock.supported() else [])]
 TORCH = """

@@ -14,7 +14,8 @@ import pytest
 from guarded import finished, run
 
 from autoddp.attempts import keeper
-from autoddp.isolation import Level, landlock
+from autoddp.isolation import Level
+from autoddp.isolation.kernel import landlock
 from autoddp.isolation.plan import SHARED_MEMORY
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /dev/shm")

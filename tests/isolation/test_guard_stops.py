@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from guarded import plant, run, snapshot
 
-from autoddp.isolation import landlock
+from autoddp.isolation.kernel import landlock
 
 STOPPED = {
     "rm": ("import subprocess; subprocess.run(['rm', 'model.pt'])", "rm model.pt"),

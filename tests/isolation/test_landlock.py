@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from guarded import ROOT, snapshot
 
-from autoddp.isolation import landlock
+from autoddp.isolation.kernel import landlock
 
 PROGRAM = """
 import os, socket, subprocess, sys
-from autoddp.isolation.landlock import restrict_writes, supported
+from autoddp.isolation.kernel.landlock import restrict_writes, supported
 allowed, real = sys.argv[1:]
 kept = open(f"{real}/kept.txt", "a")
 assert supported()

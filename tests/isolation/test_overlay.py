@@ -25,7 +25,7 @@ from traces.room import ORDINARY, _readable_interpreter, may_bind
 from traces.snapshot import difference, take
 
 from autoddp.isolation.caches import keep_caches
-from autoddp.isolation.mounts import Mount, mount_of, parse
+from autoddp.isolation.kernel.mounts import Mount, mount_of, parse
 from autoddp.isolation.overlay import Layers, _has_devices
 
 pytestmark = pytest.mark.skipif(not may_bind(), reason="needs the right to mount in a namespace of its own")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from guarded import run, snapshot
 
-from autoddp.isolation import landlock
+from autoddp.isolation.kernel import landlock
 
 ROOT = Path(__file__).resolve().parents[2]
 

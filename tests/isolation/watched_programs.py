@@ -26,8 +26,8 @@ from typing import Any, NoReturn
 
 from autoddp.isolation import Level
 from autoddp.isolation.elsewhere.programs import ProgramWatch
+from autoddp.isolation.kernel.syscalls import adopt_orphans
 from autoddp.isolation.plan import IsolationPlan
-from autoddp.isolation.syscalls import adopt_orphans
 from autoddp.processes.children import kill_descendants
 from autoddp.wire import StopTuning, decode
 

@@ -11,7 +11,7 @@ from traces.room import may_bind
 
 ENDS = """
 import os, subprocess, sys, time
-from autoddp.isolation.syscalls import adopt_orphans
+from autoddp.isolation.kernel.syscalls import adopt_orphans
 from autoddp.processes import children
 
 if sys.argv[1] == "user":  # only now, because another user may not be able to read Python's files

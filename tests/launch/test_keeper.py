@@ -22,7 +22,8 @@ from autoddp.attempts import keeper as keeper_module
 from autoddp.attempts.keeper import Attempt, Keeper, Shelter
 from autoddp.commandline.mode import choose_to_diagnose
 from autoddp.commandline.words import parse
-from autoddp.isolation import Level, syscalls
+from autoddp.isolation import Level
+from autoddp.isolation.kernel import syscalls
 from autoddp.processes import silence
 from autoddp.processes.polling import polls
 from autoddp.processes.signals import NOT_FOR_THE_KEEPER

@@ -25,8 +25,8 @@ from autoddp.isolation.elsewhere.own import count_below
 from autoddp.isolation.elsewhere.processes import go_on_after_signals
 from autoddp.isolation.elsewhere.system_calls import judge_call
 from autoddp.isolation.elsewhere.unwatched import judge_unwatched
+from autoddp.isolation.kernel.seccomp import HeldCall, hold_calls, let_go, next_held
 from autoddp.isolation.plan import IsolationPlan
-from autoddp.isolation.seccomp import HeldCall, hold_calls, let_go, next_held
 from autoddp.isolation.stopping import connected, request, stopper
 
 

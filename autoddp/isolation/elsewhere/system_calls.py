@@ -21,8 +21,8 @@ from autoddp.isolation.children import checks_itself
 from autoddp.isolation.elsewhere.known import acts_for, program_of, starters_of, tool_of, words_of
 from autoddp.isolation.elsewhere.own import is_here, is_own_process, receives, serves_path, serves_port
 from autoddp.isolation.elsewhere.sockets import ANSWERS
+from autoddp.isolation.kernel.seccomp import UNKNOWN, HeldCall
 from autoddp.isolation.mps import mps_folder
-from autoddp.isolation.seccomp import UNKNOWN, HeldCall
 
 _LARGEST_ADDRESS = 128  # bytes, as the kernel's sockaddr_storage
 _ONLY_ANSWER = (

@@ -134,7 +134,7 @@ def _serve(pipe: int) -> None:
 
 def _end_with_parent() -> None:
     if sys.platform == "linux":
-        from autoddp.isolation.syscalls import die_with_parent, leave_no_core_files
+        from autoddp.isolation.kernel.syscalls import die_with_parent, leave_no_core_files
 
         die_with_parent(signal.SIGKILL)
         leave_no_core_files()

@@ -52,7 +52,7 @@ def start(text: str, is_rank: bool) -> None:
     stop = stopper(plan.socket)
     pipes = Pipes(plan.began)
     if is_rank and sys.platform == "linux":
-        from autoddp.isolation.syscalls import die_with_parent
+        from autoddp.isolation.kernel.syscalls import die_with_parent
 
         die_with_parent(signal.SIGKILL)  # this is a rank, which must not outlive an attempt that is killed
     mark_as_checked()  # before the guard, which lets nothing load a library by ctypes

@@ -17,7 +17,7 @@ import stat
 import sys
 from collections.abc import Sequence
 
-from autoddp.isolation import syscalls
+from autoddp.isolation.kernel import syscalls
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _VERSION, _PATH_BENEATH = 1, 1

@@ -22,7 +22,7 @@ import sys
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from autoddp.isolation import syscalls
+from autoddp.isolation.kernel import syscalls
 
 
 class _Held(NamedTuple):
