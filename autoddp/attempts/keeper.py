@@ -34,7 +34,7 @@ from autoddp.isolation import Level
 from autoddp.isolation.caches import keep_caches
 from autoddp.isolation.overlay import Layers, OverlayRefused, enter
 from autoddp.log import tell
-from autoddp.processes.children import collect_orphans, fork, how_ended, kill_child, kill_descendants
+from autoddp.processes.children import collect_orphans, descendants, fork, how_ended, kill_child, kill_descendants
 from autoddp.processes.polling import polls
 from autoddp.processes.signals import NOT_FOR_THE_KEEPER
 from autoddp.processes.silence import awaiting
@@ -352,6 +352,7 @@ def _run(connection: Connection, attempt: Attempt) -> None:
                 watch.answer()
             else:
                 collect_orphans(child)
+                watch.look(descendants)
     finally:
         os.close(alive)
         status = kill_child(child)

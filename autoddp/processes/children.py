@@ -83,6 +83,11 @@ def named_descendants(but: int | None) -> str:
     return ", ".join(found[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
+def descendants() -> list[int]:
+    """The ids of all processes below this one, also of those that have ended and are not collected."""
+    return [process.pid for process in _below()]
+
+
 def terminate_descendants() -> None:
     """Send SIGTERM to every process below this one, also to those that are stopped."""
     for process in list(_running()):

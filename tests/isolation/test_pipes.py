@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from guarded import run, snapshot
 
+from autoddp.isolation.elsewhere.blocked import waits_at
 from autoddp.isolation.kernel import landlock
+from autoddp.isolation.pipes import Pipes
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -118,6 +122,37 @@ def test_by_the_audit_hook_alone(tree: Path) -> None:
     assert {name: code for name, (code, _) in said.items()} == {**dict.fromkeys(ends, 77), **dict.fromkeys(passes, 0)}
     assert all("a named pipe that is older than this run" in said[name][1] for name in ends)
     assert said["shell"][1] == "sh is given m, a named pipe that is older than this run"
+
+
+LINES = {
+    "echo x > m": "m",
+    "exec cat < d/../other": "d/../other",
+    "echo x > own": "",
+    "exec 3<>own; read x <&3": "",
+    "exec sleep 60": "",
+    "exec cat": "",
+}
+"""Line of a shell → the pipe of others at which it waits."""
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="open is known on these processors")
+def test_a_program_that_waits_at_a_pipe_is_found(tree: Path) -> None:
+    os.mkfifo(tree / "other")
+    began = time.time()
+    time.sleep(0.05)  # the kernel's clock of files is coarse
+    os.mkfifo(tree / "own")
+    waiting = {line: subprocess.Popen(["sh", "-c", line], cwd=tree, stdin=subprocess.PIPE) for line in LINES}
+    pipes, until = Pipes(began), time.monotonic() + 60
+    try:
+        while True:
+            found = {line: waits_at(process.pid, pipes.are_others) for line, process in waiting.items()}
+            if found == LINES or time.monotonic() > until:
+                break
+    finally:
+        for process in waiting.values():
+            process.kill()
+            process.communicate()
+    assert found == LINES
 
 
 @pytest.mark.parametrize("with_landlock", [False, *([True] if landlock.supported() else [])])

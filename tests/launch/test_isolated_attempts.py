@@ -182,6 +182,24 @@ def test_a_program_that_nobody_knows_reaches_its_server_once(level: str, tmp_pat
     assert why in line
 
 
+@pytest.mark.whole
+def test_a_program_that_waits_at_a_pipe_of_others_ends_tuning(tmp_path: Path) -> None:
+    """Under the overlay the pipe has no other end; no word of the command names it."""
+    folder = folder_with_state(tmp_path)
+    os.mkfifo(folder / "pipe")
+    (folder / "tells.sh").write_text("[ -z $AUTODDP_TUNING ] || echo began >$PWD/pipe\n")
+    (tmp_path / "reports.py").write_text(
+        "import runpy, subprocess\n"
+        "subprocess.run(['sh', 'tells.sh'])\n"
+        f"runpy.run_path({STATEFUL!r}, run_name='__main__')\n"
+    )
+    words = ["--isolation", "overlay", "--trials", "2"]
+    launch = run(AUTODDP, folder, str(tmp_path / "reports.py"), *words, env={"PYTHONPATH": str(SCRIPTS)})
+    assert launch.returncode == 0, launch.stderr[-2000:]
+    (line,) = [line for line in launch.stderr.splitlines() if "not tuned, launching as written" in line]
+    assert f"sh tells.sh opens {folder}/pipe, a named pipe that is older than this run" in line
+
+
 @pytest.mark.parametrize(
     ("level", "why"),
     [

@@ -4,6 +4,7 @@
     watch.hold()                      # in the attempt's first process: from here on its calls, and its children's, wait
     watch.begin(child)                # in the keeper, whenever one of `watch.awaited` can be read:
     watch.answer()
+    watch.look(descendants)           # and now and then
 
 Where the kernel cannot hold calls (before Linux 5.5, processors other than x86-64 and ARM64), programs are judged when
 they are started in Python, see `unwatched`.
@@ -16,18 +17,24 @@ import os
 import select
 import signal
 import socket
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from autoddp.isolation import Level
 from autoddp.isolation.children import VARIABLE, mark_as_checked
+from autoddp.isolation.elsewhere.blocked import waits_at
 from autoddp.isolation.elsewhere.known import program_of
 from autoddp.isolation.elsewhere.own import count_below
 from autoddp.isolation.elsewhere.processes import go_on_after_signals
 from autoddp.isolation.elsewhere.system_calls import judge_call
 from autoddp.isolation.elsewhere.unwatched import judge_unwatched
 from autoddp.isolation.kernel.seccomp import HeldCall, hold_calls, let_go, next_held
+from autoddp.isolation.pipes import OTHERS, Pipes
 from autoddp.isolation.plan import IsolationPlan
 from autoddp.isolation.stopping import connected, request, stopper
+
+_LOOKS = 5.0  # seconds between two looks at what programs wait for
 
 
 class ProgramWatch:
@@ -40,6 +47,9 @@ class ProgramWatch:
         self._listener = -1
         self._root = 0
         """The attempt's first process."""
+        is_overlay = bool(plan) and IsolationPlan.parse(plan).level is Level.OVERLAY
+        self._pipes = Pipes(time.time()) if is_overlay else None
+        self._looked = 0.0
 
     def fileno(self) -> int:
         """The descriptor that the attempt must leave open until `hold`."""
@@ -107,6 +117,23 @@ class ProgramWatch:
             self._stop(said)
         else:
             let_go(self._listener, held)
+
+    def look(self, processes: Callable[[], list[int]]) -> None:
+        """Ask the launcher to end tuning if a program waits at a named pipe of others: under the overlay, for ever.
+
+        `processes` lists those of the attempt, and is called every few seconds at most.
+        """
+        now = time.monotonic()
+        pipes = self._pipes
+        if pipes is None or now - self._looked < _LOOKS:
+            return
+        self._looked = now
+        for process in processes():
+            with contextlib.suppress(OSError):  # it has ended
+                if path := waits_at(process, pipes.are_others):
+                    self._stop(f"{program_of(process)} opens {path}, {OTHERS}")
+                    self._pipes = None  # one word of it is enough
+                    return
 
     def close(self) -> None:
         """Close what is left, once the attempt's processes have ended."""
