@@ -475,6 +475,11 @@ class Tuning:
         return self.options.diagnose_only
 
     @property
+    def _binds(self) -> str:
+        """See `WorkerConfig.binds`."""
+        return ""
+
+    @property
     def _more_variables(self) -> dict[str, str]:
         """What else the script must have so that it can be measured."""
         return {}
@@ -493,6 +498,7 @@ class Tuning:
             local_buffers=self.options.local_buffers,
             static_graph=self.options.static_graph,
             diagnoses=self._records,
+            binds=self._binds,
         )
         return {
             "AUTODDP_TUNING": "1",

@@ -10,13 +10,15 @@ from autoddp.commandline.mode import Mode
 from autoddp.commandline.options import Options
 from autoddp.commandline.saved_recipes import Note
 from autoddp.commandline.watching import watch_plan
-from autoddp.knobs.computing import THREADS
+from autoddp.knobs import AS_WRITTEN
+from autoddp.knobs.computing import NUMA_BINDING, THREADS
 from autoddp.log import tell
 from autoddp.network.own_network import VARIABLES, Network
 from autoddp.recipe import Recipe
 from autoddp.topology.nccl.interface_names import GLOO
 from autoddp.torchrun.options import processes_per_node
 from autoddp.wire import WorkerConfig, naming_errors
+from autoddp.wire.worker_config import near_which
 
 _OF_NUMPY = "OPENBLAS_NUM_THREADS"
 
@@ -39,8 +41,11 @@ def _of_recipe(options: Options, mode: Mode, recipe: Recipe, network: Network) -
     if note:
         with contextlib.suppress(OSError):  # then nothing is noted
             options.folders.make()
+    live = mode.configuration.without_variables
+    binds = near_which(recipe.fits.devices) if recipe.evidence.objective and NUMA_BINDING.name in live else ""
     config = WorkerConfig(
-        configuration=mode.configuration.without_variables,
+        binds=binds,
+        configuration=AS_WRITTEN if binds else live,
         parameters_digest=recipe.fits.parameters_digest,
         inputs=() if options.force else recipe.fits.inputs,
         static_graph=recipe.fits.find_unused_parameters,
@@ -52,7 +57,11 @@ def _of_recipe(options: Options, mode: Mode, recipe: Recipe, network: Network) -
     )
     # Where there is a note to write, also a recipe that launches the script as written needs the worker: it tells
     # whether this is the recipe's job. Another host may have one to write: its ranks wait for the answers of ours.
-    ours = config.environment(os.environ) if config.configuration or note or variables or mode.several_nodes else {}
+    ours = (
+        config.environment(os.environ)
+        if config.configuration or binds or note or variables or mode.several_nodes
+        else {}
+    )
     return _threads_of_numpy(options, recipe, variables) | variables | ours
 
 

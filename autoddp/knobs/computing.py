@@ -91,6 +91,9 @@ NUMA_BINDING = Knob[str](
     why_not=lambda look: look.unbound,
 )
 
+BINDS_THREADS = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND")
+"""Variables with which the user lets OpenMP bind its threads: then nothing else does."""
+
 THREADS = Knob[int](
     name="threads",
     says="CPU threads of one rank for one operator: ranks of a node share its cores",

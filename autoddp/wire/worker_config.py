@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from autoddp import codec
@@ -65,6 +65,8 @@ class WorkerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Whether each rank may keep buffers of its own."""
     static_graph: bool = False
     """Whether a static graph may be set also where the script has DDP look for unused parameters."""
+    binds: str = ""
+    """The device, "cpu" or "cuda", near which each rank of a script without DDP is kept; "" for no binding."""
     configuration: Configuration = AS_WRITTEN
     parameters_digest: str = ""
     """Digest of the models that the configuration was measured on; another model runs as written."""
@@ -91,6 +93,11 @@ class WorkerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     def parse(cls, text: str) -> WorkerConfig:
         """The inverse of `environment`, from the variable's value. ValueError for anything else."""
         return codec.decode(text, cls)
+
+
+def near_which(devices: Sequence[str]) -> str:
+    """What `WorkerConfig.binds` is in a job on these devices, see `JobFacts.devices`."""
+    return "cpu" if tuple(devices) == ("cpu",) else "cuda"
 
 
 def naming_errors(present: Mapping[str, str]) -> dict[str, str]:

@@ -11,6 +11,7 @@ import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from one_starts import one_start
 
 from autoddp.attempts.deadline import Deadline
 from autoddp.attempts.live_job import WorkerServer
+from autoddp.attempts.starts import objective
 from autoddp.attempts.starts.objective import _settings
 from autoddp.attempts.starts.one_start import Seen, cost_of_all
 from autoddp.attempts.starts.progress import StepsMade
@@ -358,25 +360,52 @@ def test_a_number_is_shown_as_the_script_prints_it(number: float, shown: str) ->
     assert found.figure(found.cost(number)) == shown
 
 
+@pytest.fixture
+def one_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host with one NUMA node, whatever this one is."""
+    monkeypatch.setattr(objective, "usable_nodes", lambda allowed: [(0, set(allowed))])
+
+
+@pytest.mark.usefixtures("one_node")
 def test_what_may_lose_data_is_not_tried_without_a_benchmark() -> None:
     """Peer access between sockets, which some machines only claim to have: nobody would see that the sums are wrong."""
     here = Node("here", gpus=(Gpu(0), Gpu(1)), pairs=(GpuPair(0, 1, "SYS", p2p="OK"),), cpu=Cpu(vendor="GenuineIntel"))
     around = NodeAndJob(here, nodes=2, environment={"OMP_NUM_THREADS": "1"})
     assert {"nccl_p2p_level": "SYS"} in start_settings(around)
-    found = _settings(Recording(), 1, around)
+    found = _settings(Recording(), 1, around, on_gpus=True)
     assert found == [setting for setting in start_settings(around) if setting != {"nccl_p2p_level": "SYS"}] != []
 
 
 @needs_cores
+@pytest.mark.usefixtures("one_node")
 def test_what_the_user_has_set_is_not_tried() -> None:
     def around(in_page_faults: float, **environment: str) -> NodeAndJob:
         return NodeAndJob(node=None, nodes=1, environment=environment, in_page_faults=in_page_faults)
 
-    free = _settings(Recording(), 1, around(0.5))
+    free = _settings(Recording(), 1, around(0.5), on_gpus=False)
     assert [list(setting) for setting in free][-1] == ["malloc"]
     assert {"threads": 1} in free
-    assert _settings(Recording(), 1, around(0.5, OMP_NUM_THREADS="3", MALLOC_TRIM_THRESHOLD_="0")) == []
-    assert _settings(Recording(), len(os.sched_getaffinity(0)), around(0.0)) == []
+    assert _settings(Recording(), 1, around(0.5, OMP_NUM_THREADS="3", MALLOC_TRIM_THRESHOLD_="0"), False) == []
+    assert _settings(Recording(), len(os.sched_getaffinity(0)), around(0.0), False) == []
+
+
+@pytest.mark.parametrize(
+    ("ranks", "on_gpus", "variables", "launched", "tried"),
+    [
+        (2, False, {}, True, True),
+        (1, False, {}, True, False),  # CPUs would be idle
+        (1, True, {}, True, True),
+        (2, False, {"OMP_PROC_BIND": "close"}, True, False),
+        (2, False, {}, False, False),  # the script starts its ranks by itself
+    ],
+)
+def test_where_ranks_are_bound(
+    ranks: int, on_gpus: bool, variables: dict[str, str], launched: bool, tried: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objective, "usable_nodes", lambda allowed: [(0, {0}), (1, {1})])
+    around = NodeAndJob(node=None, nodes=1, environment=variables)
+    recording: Any = SimpleNamespace(processes=[SimpleNamespace(is_launched=launched, threads=1)])
+    assert ({"numa_binding": "node"} in _settings(recording, ranks, around, on_gpus)) is tried
 
 
 def test_without_trials_nothing_is_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

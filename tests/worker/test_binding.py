@@ -15,6 +15,7 @@ from launchers import environment, holds_numa_nodes, list_numa_nodes, may_mount
 
 from autoddp.topology import cpus
 from autoddp.topology.facts import NumaNode
+from autoddp.topology.system import machine
 from autoddp.worker.effects import binding
 
 CPUS = sorted(os.sched_getaffinity(0))
@@ -103,7 +104,7 @@ def two_nodes(monkeypatch):
     """Let this rank be the first of two, on a machine with two nodes; the CPUs of each node, and of both."""
     monkeypatch.setattr(os, "sched_getaffinity", os.sched_getaffinity)  # as it is now, it is put back
     nodes = {CPUS[0]}, {CPUS[1]}
-    monkeypatch.setattr(binding, "numa_nodes", lambda: [NumaNode(i, str(*cpus)) for i, cpus in enumerate(nodes)])
+    monkeypatch.setattr(machine, "numa_nodes", lambda: [NumaNode(i, str(*cpus)) for i, cpus in enumerate(nodes)])
     monkeypatch.setenv("LOCAL_RANK", "0")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     return *nodes, os.sched_getaffinity(0)
@@ -183,3 +184,30 @@ def test_workers_that_a_rank_has_started_move_with_it(monkeypatch):
 )
 def test_lists_of_cpus(text, expected):
     assert cpus(NumaNode(0, text)) == expected
+
+
+def test_without_a_model_the_first_step_on_the_device_binds(monkeypatch):
+    """The meta device stands for a GPU."""
+    seen = []
+
+    class Noted:
+        why_not = ""
+
+        def __init__(self, device):
+            self.device = device
+
+        def bind(self, on):
+            seen.append((self.device, on))
+
+    def steps(tensor):
+        torch.optim.SGD([torch.nn.Parameter(tensor)], 0.1).step()
+
+    monkeypatch.setattr(binding, "Binding", Noted)
+    binding.bind_without_a_model("meta")
+    steps(torch.zeros(1))
+    assert seen == []
+    steps(torch.zeros(1, device="meta"))
+    steps(torch.zeros(1, device="meta"))
+    assert seen == [(torch.device("meta"), True)]
+    binding.bind_without_a_model("cpu")
+    assert seen[1:] == [(torch.device("cpu"), True)]

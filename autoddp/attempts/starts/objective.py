@@ -39,7 +39,7 @@ from autoddp.isolation.ports import noted_ports
 from autoddp.isolation.trackers import why_not
 from autoddp.knobs import AS_WRITTEN, BY_NAME, Configuration
 from autoddp.knobs.base import Setting
-from autoddp.knobs.computing import THREADS, thread_counts
+from autoddp.knobs.computing import BINDS_THREADS, NUMA_BINDING, THREADS, thread_counts
 from autoddp.knobs.env import NodeAndJob, may_lose_data, start_settings
 from autoddp.log import get_logger
 from autoddp.processes.signals import Interrupted
@@ -52,9 +52,11 @@ from autoddp.topology import fingerprint, free_memory
 from autoddp.topology.nccl.conf import nccl_conf
 from autoddp.topology.nccl.tuner import nccl_tuner
 from autoddp.topology.probe import probe
+from autoddp.topology.system.machine import usable_nodes
 from autoddp.torchrun.options import processes_per_node
 from autoddp.wire import JobFacts
 from autoddp.wire.job_facts import where_uneven
+from autoddp.wire.worker_config import near_which
 
 logger = get_logger(__name__)
 
@@ -72,6 +74,8 @@ class _Order:
     more: bool
     """Whether there is one; else the study is over."""
     variables: dict[str, str] = field(default_factory=dict)
+    binds: str = ""
+    """See `WorkerConfig.binds`."""
     words: str = ""
     """What is measured."""
     as_before: tuple[ShownByHost, ...] = ()
@@ -168,6 +172,10 @@ class ObjectiveTuning(Tuning):
         return True
 
     @property
+    def _binds(self) -> str:
+        return self._order.binds
+
+    @property
     def _more_variables(self) -> dict[str, str]:
         # Python keeps what is printed into a log until it has 8 KiB of it, which may be for an hour.
         is_read = not self._objective.of_steps and "PYTHONUNBUFFERED" not in os.environ
@@ -220,7 +228,8 @@ class ObjectiveTuning(Tuning):
         words = "as written" if configuration == AS_WRITTEN else f"with {configuration}"
         before = self._cut_off.shown.hosts if self._first is None and self._cut_off.shown is not None else ()
         as_before = before if len(before) == self.hosts.nodes else ()
-        order = _Order(True, dict(configuration.variables), words, as_before)
+        binds = near_which(self._known.facts.devices) if NUMA_BINDING.name in configuration else ""
+        order = _Order(True, dict(configuration.variables), binds, words, as_before)
         while True:
             self._tell(order)
             try:
@@ -282,7 +291,7 @@ class ObjectiveTuning(Tuning):
         await_ports(noted_ports(str(self._folder.sockets)), self._until.left)
         number, self._number = self._number, self._number + 1
         place = self._place = self._folder.attempt(number)
-        written = self._where_writes_go(number, place)
+        written, self._order = self._where_writes_go(number, place), order
         start = self._watched(number, order)
         attempt = self._attempt_with(number, place, written, order.variables)
         began, server = time.monotonic(), WorkerServer(self._folder.socket, number, start.heard)
@@ -337,7 +346,7 @@ class ObjectiveTuning(Tuning):
             interfaces=self.interfaces if "gloo" in backend else "",
             in_page_faults=faults,
         )
-        settings = tuple(map(Configuration, _settings(recording, started, around)))
+        settings = tuple(map(Configuration, _settings(recording, started, around, on_gpus)))
         return JobFacts(
             world_size=sum(of_each),
             nodes=self.hosts.nodes,
@@ -369,15 +378,21 @@ def _heard() -> Iterator[None]:
         raise TuningOver(f"the other hosts do not answer: {first_line(error)}") from None
 
 
-def _settings(recording: Recording, started: int, around: NodeAndJob) -> list[Setting]:
+def _settings(recording: Recording, started: int, around: NodeAndJob, on_gpus: bool) -> list[Setting]:
     """Settings that are worth a start, the most promising first; none that the user has set.
 
     Nor those under which some machines lose data: here no benchmark checks sums. `started`: ranks that were launched on
     this host.
     """
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
+    nodes, launched = usable_nodes(allowed), all(one.is_launched for one in recording.processes)
+    is_bound = any(name in around.environment for name in BINDS_THREADS)
+    # A rank that the script has started by itself is not known to be one when it begins.
+    binds = len(nodes) > 1 and (on_gpus or started >= len(nodes)) and launched and not is_bound
+    binding = [NUMA_BINDING.setting("node")] if binds else []
     threads: list[Setting] = []
     if THREADS.variable not in around.environment:
         cpus, ranks = usable_cpus(), max(len(recording.processes), started)
         now = max((one.threads for one in recording.processes), default=1 if started > 1 else cpus)
         threads = [THREADS.setting(count) for count in thread_counts(cpus, ranks, now)]
-    return [*threads, *(setting for setting in start_settings(around) if not may_lose_data(setting))]
+    return [*binding, *threads, *(setting for setting in start_settings(around) if not may_lose_data(setting))]

@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import platform
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Literal
 
@@ -57,6 +58,12 @@ def cpus(node: NumaNode) -> set[int]:
             return set()
         found |= set(range(int(first), int(last or first) + 1))
     return found
+
+
+def usable_nodes(allowed: Collection[int]) -> list[tuple[int, set[int]]]:
+    """The number of each NUMA node that has some of the `allowed` CPUs, and which; sorted by number."""
+    found = [(node.number, cpus(node) & set(allowed)) for node in numa_nodes()]
+    return [(number, near) for number, near in found if near]
 
 
 def limits() -> Limits:

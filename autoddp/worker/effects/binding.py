@@ -18,18 +18,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from autoddp.knobs import Configuration
-from autoddp.knobs.computing import NUMA_BINDING
+from autoddp.knobs.computing import BINDS_THREADS, NUMA_BINDING
+from autoddp.log import tell
 from autoddp.topology.system.files import number
-from autoddp.topology.system.machine import cpus, numa_nodes
+from autoddp.topology.system.machine import usable_nodes
 from autoddp.wire.started_with import local_rank, started_with
 from autoddp.worker.effects.base import Effect
 from autoddp.worker.process.device import pci_address
 from autoddp.worker.process.heartbeat import descendants
 
-_OTHERS = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND")
-"""Variables with which the user lets OpenMP bind its threads."""
 _ask: Any = getattr(os, "sched_getaffinity", None)
 """The system's own answer: the script may be given another one, see `Binding`."""
 
@@ -87,15 +87,39 @@ class Binding(Effect):
         os.sched_getaffinity = sched_getaffinity
 
 
+def bind_without_a_model(device_type: str) -> None:
+    """Bind this rank of a script without DDP, whose models are on the CPU ("cpu") or on a GPU ("cuda").
+
+    On the CPU at once. Which GPU it takes shows at the first step of an optimizer: asking CUDA before would begin it.
+    """
+
+    def bind(device: torch.device) -> None:
+        binding = Binding(device)
+        binding.bind(True)
+        if binding.why_not and started_with("RANK", "0") == "0":
+            tell(f"warning: the recipe's {NUMA_BINDING.name} is left out: {binding.why_not}")
+
+    if device_type == "cpu":
+        bind(torch.device("cpu"))
+        return
+
+    def steps(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        parameter = next((one for group in optimizer.param_groups for one in group["params"]), None)
+        if parameter is not None and parameter.device.type == device_type:
+            handle.remove()
+            bind(parameter.device)
+
+    handle = register_optimizer_step_pre_hook(steps)
+
+
 def _near(device: torch.device, allowed: Collection[int]) -> tuple[str, set[int]]:
     """Why the rank cannot be bound, or "", and the near CPUs."""
-    asked = next((name for name in _OTHERS if name in os.environ), "")
+    asked = next((name for name in BINDS_THREADS if name in os.environ), "")
     if not allowed:
         return "the system has no CPU affinity", set()
     if asked:
         return f"{asked} is set", set()
-    nodes = [(node.number, cpus(node) & set(allowed)) for node in numa_nodes()]
-    usable = [(node, found) for node, found in nodes if found]
+    usable = usable_nodes(allowed)
     if len(usable) < 2:
         return "its CPUs are on one NUMA node", set()
     if device.type == "cuda":

@@ -29,6 +29,9 @@ def arm(text: str, began: Mapping[str, str]) -> None:
         _when_torch_is_imported(destroy_groups_at_rest)
     if not text:
         return
+    if config.binds:
+        binding = "autoddp.worker.effects.binding"
+        _when_torch_is_imported(lambda: importlib.import_module(binding).bind_without_a_model(config.binds))
     if config.socket:
         _arm_for_tuning(config, began.get("OMP_NUM_THREADS") or None)
     elif config.bypass:
