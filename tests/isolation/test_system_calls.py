@@ -165,6 +165,18 @@ open(f"{folder}/batch.py", "w").write("print(1)")
 subprocess.run([sys.executable, f"{folder}/batch.py"], check=True)
 """,
     "a known program for itself": "assert sh('taskset -cp 0 $$ && date +%s && hostname') == 0",
+    "odd words": """
+import ctypes
+libc, aws = ctypes.CDLL(None), os.fsencode(shutil.which("aws"))
+for words in (8, 1 << 46):  # where no memory is
+    assert libc.execve(aws, ctypes.c_void_p(words), None) == -1
+assert subprocess.run([b"\\xff", b"\\xfe"], executable="true").returncode == 0
+assert subprocess.run(["true", *["x" * 10] * 100000]).returncode == 0
+assert subprocess.run(["taskset", "-p", "\u00b2"], stderr=subprocess.DEVNULL).returncode
+if not os.fork():
+    libc.execve(os.fsencode(shutil.which("true")), None, None)
+assert os.wait()[1] == 0
+""",
     "parts of git": """
 git = f"git -c user.name=x -c user.email=x -c protocol.file.allow=always -C {folder}"
 assert sh(f"{git} init -q a && {git}/a commit -q --allow-empty -m x && {git} init -q b") == 0

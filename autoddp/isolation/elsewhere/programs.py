@@ -129,7 +129,7 @@ class ProgramWatch:
             return
         self._looked = now
         for process in processes():
-            with contextlib.suppress(OSError):  # it has ended
+            with contextlib.suppress(OSError, ValueError):  # it has ended, or goes on by now
                 if path := waits_at(process, pipes.are_others):
                     self._stop(f"{program_of(process)} opens {path}, {OTHERS}")
                     self._pipes = None  # one word of it is enough
@@ -157,5 +157,7 @@ class ProgramWatch:
                 os.listdir(f"/proc/{self._root}/fd")
                 return f"autoddp may not look at what {program_of(held.thread)} sends ({held.name})"
             return ""
-        except OSError:  # it has ended
+        except OSError:  # it has ended, or the words are where no memory is: the kernel refuses the call
             return ""
+        except Exception as error:  # else nobody would answer any more
+            return f"autoddp cannot tell what a program does ({held.name}): {error!r}"

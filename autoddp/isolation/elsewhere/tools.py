@@ -172,7 +172,7 @@ def changes_others(tool: Tool, args: Sequence[str]) -> bool:
         pids = tool.positional(args)[0 if "-n" in args or "--priority" in args else 1 :]
     elif tool.valued == "":  # taskset and chrt: what is set comes before the process
         pids = pids[-1:]
-    return any(pid.isdigit() and not is_own_process(int(pid)) for pid in pids)
+    return any(pid.isdecimal() and not is_own_process(int(pid)) for pid in pids)
 
 
 _OF_A_PROCESS = r"-[a-z]*p[a-z]*|--pid"

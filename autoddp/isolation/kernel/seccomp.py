@@ -114,7 +114,7 @@ class HeldCall:
         """The texts whose addresses stand there one after another, up to a zero. OSError as for `memory`."""
         found: list[str] = []
         while len(found) < _MOST_TEXTS:
-            (pointer,) = struct.unpack("=Q", self.memory(address + 8 * len(found), 8))
+            pointer = int.from_bytes(self.memory(address + 8 * len(found), 8), sys.byteorder)
             if not pointer:
                 break
             found.append(self.text(pointer))
