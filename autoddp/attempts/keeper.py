@@ -350,9 +350,9 @@ def _run(connection: Connection, attempt: Attempt) -> None:
                 break
             if any(one in ready for one in watch.awaited):
                 watch.answer()
-            else:
-                collect_orphans(child)
-                watch.look(descendants)
+            # Also where there is always something to answer, as where the script starts programs all the time.
+            collect_orphans(child)
+            watch.look(descendants)
     finally:
         os.close(alive)
         status = kill_child(child)

@@ -204,9 +204,9 @@ def test_where_the_kernel_does_not_show_what_programs_do(tmp_path: Path, code: s
 
 NO_HOLD = """
 from autoddp.isolation.elsewhere import programs
-def refuses():
-    raise OSError("seccomp")
-programs.hold_calls = refuses
+def refuses(*_):
+    raise OSError("by this kernel")
+programs.{} = refuses
 watch = programs.ProgramWatch(os.environ["AUTODDP_WORKER_ISOLATION"])
 assert not watch.hold()
 watch.judge_ranks([])
@@ -217,8 +217,9 @@ print("not reached", flush=True)
 """
 
 
-def test_ranks_that_are_no_python_where_the_kernel_does_not_show_what_they_do(tmp_path: Path) -> None:
-    said, printed = ended(tmp_path, NO_HOLD)
+@pytest.mark.parametrize("refused", ["hold_calls", "os.open"])
+def test_ranks_that_are_no_python_where_the_kernel_does_not_show_what_they_do(tmp_path: Path, refused: str) -> None:
+    said, printed = ended(tmp_path, NO_HOLD.format(refused))
     assert said.startswith("run.sh may change something outside this run, and this kernel")
     assert printed == "passed\n"
 

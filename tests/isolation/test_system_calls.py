@@ -64,6 +64,10 @@ STARTS = {
     "by a Python without the checks": "python('os.system(\"aws s3 sync ckpt s3://b\")')",
     "by C": "import ctypes; ctypes.CDLL(None).system(b'aws s3 sync ckpt s3://b')",
     "by a descriptor": "os.execve(os.open(shutil.which('aws'), 0), 'aws s3 sync ckpt s3://b'.split(), os.environ)",
+    "in the folder of a descriptor": "import ctypes; there = os.open(os.path.dirname(shutil.which('aws')), 0); "
+    "words = (ctypes.c_char_p * 6)(*b'aws s3 sync ckpt s3://b'.split()); "
+    "number = {'x86_64': 322, 'aarch64': 281}[os.uname().machine]; "
+    "ctypes.CDLL(None).syscall(number, there, b'aws', words, None, 0)",
     "as a module": "subprocess.run([sys.executable, '-m', 'awscli', 's3', 'sync', 'ckpt', 's3://b'])",
 }
 """Ways to start a program that would change something elsewhere."""
@@ -106,9 +110,17 @@ ENDS = {
         'python(\'socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"x", ("192.0.2.1", 8125))\')',
         "python sends data to 192.0.2.1:8125, and autoddp does not know what it does there",
     ),
+    "a datagram of a shell": (
+        "subprocess.run(['bash', '-c', 'echo hello >/dev/udp/192.0.2.1/8125'])",
+        "bash connects to 192.0.2.1:8125, and autoddp does not know what it does there",
+    ),
     "a known program that writes": (
         "subprocess.run(['curl', '-s', '-d', 'x', f'http://127.0.0.1:{outside}/'])",
         "curl changes something outside this run (curl)",
+    ),
+    "a known program with a word that is wrong": (
+        "subprocess.run(['curl', '-s', '-d', 'x', 'http://localhost:PORT/'])",
+        "autoddp fails to judge what python watched_programs.py does (execve, ValueError)",
     ),
     "git by its helper": (
         "os.chdir(folder); subprocess.run(['git', 'init', '-q']); "
@@ -141,9 +153,17 @@ ENDS = {
         "import ctypes; ctypes.CDLL(None).kill(others, 9)",
         "python watched_programs.py sends SIGKILL to process OTHERS, which this run did not start",
     ),
+    "a signal with a value, as by kill -q": (
+        "import ctypes; ctypes.CDLL(None).sigqueue(others, 15, None)",
+        "python watched_programs.py sends SIGTERM to process OTHERS, which this run did not start",
+    ),
     "a signal to a group": (
         "python(f'os.killpg({others}, 15)')",
         "python sends SIGTERM to process OTHERS, which this run did not start",
+    ),
+    "a signal by a folder of /proc": (
+        "signal.pidfd_send_signal(os.open(f'/proc/{others}', 0), signal.SIGTERM)",
+        "autoddp fails to judge what python watched_programs.py does (pidfd_send_signal, StopIteration)",
     ),
     "a signal to every process": ("python('os.kill(-1, 15)')", "python sends SIGTERM to every process"),
 }
@@ -161,8 +181,12 @@ sh("if false; then aws s3 rm s3://b; fi; alias up='aws s3 rm'; type aws")
     "what is not there": "assert sh('PATH=/nowhere; aws s3 rm s3://b 2>/dev/null') == 127",
     "what only reads": "assert sh('aws s3 ls s3://b && aws s3 cp s3://b/x . && aws --version') == 0",
     "a script of the user's that has a known name": """
-open(f"{folder}/batch.py", "w").write("print(1)")
+open(f"{folder}/batch.py", "w").write("import os, sys; sys.exit(os.system('git --version && date'))")
 subprocess.run([sys.executable, f"{folder}/batch.py"], check=True)
+""",
+    "files with names of known programs": """
+assert sh(f"mkdir -p {folder}/from/code {folder}/from/batch {folder}/from/init") == 0
+assert sh(f"cp -r {folder}/from/code {folder}/code; find {folder}/from/code -name x; ls {folder}/from/batch") == 0
 """,
     "a known program for itself": "assert sh('taskset -cp 0 $$ && date +%s && hostname') == 0",
     "odd words": """
@@ -182,6 +206,13 @@ git = f"git -c user.name=x -c user.email=x -c protocol.file.allow=always -C {fol
 assert sh(f"{git} init -q a && {git}/a commit -q --allow-empty -m x && {git} init -q b") == 0
 assert sh(f"{git}/b submodule --quiet add {folder}/a a && {git}/b commit -qm x && {git} clone -q b c") == 0
 assert sh(f"{git}/c submodule --quiet update --init && {git}/c pull -q && {git}/c gc -q") == 0
+""",
+    "parts of git-lfs": """
+os.makedirs(f"{folder}/bin")
+with open(f"{folder}/bin/git-lfs", "w") as lfs:
+    lfs.write("#!/bin/sh\\necho url=http://user:x@store.invalid | git credential fill >$0.asked\\n")
+os.chmod(lfs.name, 0o755)
+assert sh(f"PATH={folder}/bin:$PATH git lfs pull && test -s {folder}/bin/git-lfs.asked") == 0
 """,
     "nobody listens": "assert sends('SOCK_STREAM', 'AF_INET', ('127.0.0.1', 1)) == 1",
     "a server of the attempt": """
@@ -261,6 +292,12 @@ child = subprocess.Popen(["sleep", "60"])
 while is_interrupted():
     child.send_signal(signal.SIGCONT)
 child.kill()
+""",
+    "a datagram of a shell for itself": """
+own = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+own.bind(("127.0.0.1", 0))
+assert sh(f"bash -c 'echo hello >/dev/udp/localhost/{own.getsockname()[1]}'") == 0
+assert own.recv(9) == b"hello\\n"
 """,
     "many threads": """
 threads = [threading.Thread(target=sends, args=('SOCK_STREAM', 'AF_INET', ('127.0.0.1', 1))) for _ in range(8)]
@@ -373,7 +410,7 @@ def test_nothing_outside_was_changed(told: Told) -> None:
         ("squeue -u me", "squeue reads"),
         ("aws s3 cp s3://b/k -", "aws reads"),
         ("aws s3 cp k s3://b/k", "aws changes"),
-        ("python3 -S /sdk/lib/gcloud.py storage cat gs://b/k", "gcloud reads"),
+        ("python3 -S /sdk/lib/gcloud.py storage cat gs://b/k", "gcloud.py reads"),
         ("python3 -Im azure.cli storage blob download", "az reads"),
         ("python3 -Im azure.cli storage blob upload", "az changes"),
         ("java -Dx org.apache.hadoop.fs.FsShell -cat /x", "hdfs reads"),
@@ -384,7 +421,12 @@ def test_nothing_outside_was_changed(told: Told) -> None:
         ("uv publish", "uv changes"),
         ("perl /usr/bin/slackcat x", "slackcat changes"),
         ("bash -c git", ""),
+        ("bash -lc /usr/bin/aws", ""),
         ("train curl", ""),
+        ("train /runs/wandb", ""),
+        ("train -m wandb", ""),
+        ("python -I ./hf.py", ""),
+        ("cp -r /work/code /out", ""),
     ],
 )
 def test_a_program_that_is_known(line: str, known: str) -> None:

@@ -279,6 +279,10 @@ sky status
 ngc registry model download-version x
 aws sts get-caller-identity
 git submodule update --init
+gh auth git-credential get
+glab auth git-credential get
+gcloud auth git-helper --account=me get
+aws codecommit credential-helper get
 sshfs -o uid=1,ro host:/d /mnt/d
 """.strip().splitlines()
 

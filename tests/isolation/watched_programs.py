@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 
 from autoddp.isolation import Level
 from autoddp.isolation.elsewhere.programs import ProgramWatch
-from autoddp.isolation.kernel.syscalls import adopt_orphans
+from autoddp.isolation.kernel.syscalls import adopt_orphans, die_with_parent
 from autoddp.isolation.plan import IsolationPlan
 from autoddp.processes.children import kill_descendants
 from autoddp.wire import StopTuning, decode
@@ -95,6 +95,7 @@ def main() -> None:
     """Run all cases, in a process that has nothing of what is outside of them."""
     others = os.fork()
     if others == 0:
+        die_with_parent(signal.SIGKILL)  # also where a case has ended the keeper
         signal.pause()
     with (
         tempfile.TemporaryDirectory(prefix="held-") as name,  # short, as the paths of Unix sockets have to be

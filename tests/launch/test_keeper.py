@@ -299,10 +299,14 @@ def test_a_keeper_that_was_stopped_is_not_waited_for_in_vain(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt orphans")
+@pytest.mark.parametrize("starts_programs", [False, True])
 def test_a_daemon_of_the_script_that_ends_is_seen_to_have_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    starts_programs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever stops a daemon waits until its id is gone. An orphan that nobody collects keeps it to the end."""
+    """Whoever stops a daemon waits until its id is gone. An orphan that nobody collects keeps it to the end.
+
+    A script that starts programs all the time gives the keeper something to answer all the time.
+    """
 
     def run_tuning_job(*_: object) -> str:
         reads, writes = os.pipe()
@@ -314,7 +318,12 @@ def test_a_daemon_of_the_script_that_ends_is_seen_to_have_ended(
             os._exit(0)  # the daemon too
         os.waitpid(parent, 0)
         daemon = int(os.read(reads, 20))
-        gone = any(not os.path.exists(f"/proc/{daemon}") for _ in polls(30.0))
+        for _ in polls(30.0):
+            gone = not os.path.exists(f"/proc/{daemon}")
+            if gone:
+                break
+            if starts_programs:
+                subprocess.run(["true"], check=True)
         return "it is gone" if gone else "it is still there"
 
     monkeypatch.setattr(jobs, "run_tuning_job", run_tuning_job)

@@ -15,6 +15,7 @@ _HADOOP = "org.apache.hadoop.fs.FsShell"
 """The program that `hdfs dfs` and `hadoop fs` become."""
 _BY_SSH = ("git", "rsync", "scp")
 """Programs that reach their server by ssh: their words tell what for."""
+_INTERPRETER = re.compile(r"(.*python|pypy|perl|ruby|node|php|lua|tclsh)[\d.]*t?")
 _PART_OF_GIT = re.compile("git-(.+)")
 """`git submodule` is the program `git-submodule`."""
 
@@ -57,23 +58,22 @@ def acts_for(words: list[str], starters: Iterable[list[str]]) -> list[Known]:
 
 
 def _is_part_of(one: Known, starter: Known) -> bool:
-    """Whether the words of the program that has started another one tell what for: git also starts itself."""
-    return one.name == starter.name or (one.name == "ssh" and starter.name in _BY_SSH)
+    """Whether the words of the program that has started another one tell what for: git and git-lfs start each other."""
+    name, starts = one.name.removesuffix("-lfs"), starter.name.removesuffix("-lfs")
+    return name == starts or (name == "ssh" and starts in _BY_SSH)
 
 
-def tool_of(words: list[str], stems: bool = True) -> Known | None:
+def tool_of(words: list[str]) -> Known | None:
     """The known program that a process runs, by itself or by an interpreter: `perl /usr/bin/x push`.
 
-    An interpreter has the path of its script; any other word may be an argument of a program that nobody knows. With
-    `stems` the script may be `gcloud.py`; but the user's own `batch.py` is no `batch`.
+    An interpreter has the path of its script; any other word may be an argument of a program that nobody knows: so is
+    `/out/code` in `cp -r /out/code /tmp`, and in `sh -c "mkdir /out/code"`. The user's own `batch.py` is no `batch`.
     """
     if _HADOOP in words:
         return Known("hdfs", BY_NAME["hdfs"], ["dfs", *words[words.index(_HADOOP) + 1 :]])
     is_module = False
     for place, word in enumerate(words):
         name = os.path.basename(word) if not place or os.sep in word else ""
-        if stems and name not in BY_NAME:
-            name = os.path.splitext(name)[0]
         if is_module:
             name = MODULES.get(word, "")
         part = _PART_OF_GIT.fullmatch(name)
@@ -81,7 +81,9 @@ def tool_of(words: list[str], stems: bool = True) -> Known | None:
             return Known(name, BY_NAME[name], words[place + 1 :])
         if part is not None:
             return Known("git", BY_NAME["git"], [part[1], *words[place + 1 :]])
-        if place and not word.startswith("-"):
+        if not (word.startswith("-") if place else name in SHELLS or _INTERPRETER.fullmatch(name)):
+            return None
+        if place and re.fullmatch("-[a-zA-Z]*c", word):
             return None
         is_module = re.fullmatch("-[a-zA-Z]*m", word) is not None
     return None

@@ -6,8 +6,8 @@
     watch.answer()
     watch.look(descendants)           # and now and then
 
-Where the kernel cannot hold calls (before Linux 5.5, processors other than x86-64 and ARM64), programs are judged when
-they are started in Python, see `unwatched`.
+Where the kernel cannot hold calls (before Linux 5.5, processors other than x86-64 and ARM64), or shows nobody what they
+are for, programs are judged when they are started in Python, see `unwatched`.
 """
 
 from __future__ import annotations
@@ -37,6 +37,22 @@ from autoddp.isolation.stopping import connected, request, stopper
 _LOOKS = 5.0  # seconds between two looks at what programs wait for
 
 
+def _memory_can_be_read() -> bool:
+    """Whether the kernel lets a process read the memory of one that it has started: some hosts forbid it (Yama)."""
+    child = os.fork()
+    if child == 0:
+        while True:
+            signal.pause()
+    try:
+        os.close(os.open(f"/proc/{child}/mem", os.O_RDONLY))
+        return True
+    except OSError:
+        return False
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
 class ProgramWatch:
     """Both ends of the watch over one attempt."""
 
@@ -60,7 +76,8 @@ class ProgramWatch:
 
         False where the kernel cannot: then programs are judged by those who start them, see `unwatched`.
         """
-        held = mark_as_checked()  # else each Python would count as a program that nobody knows
+        # Without the mark each Python would count as a program that nobody knows.
+        held = mark_as_checked() and _memory_can_be_read()
         try:
             listener = hold_calls() if held else -1
         except OSError:
@@ -159,5 +176,8 @@ class ProgramWatch:
             return ""
         except OSError:  # it has ended, or the words are where no memory is: the kernel refuses the call
             return ""
-        except Exception as error:  # else nobody would answer any more
-            return f"autoddp cannot tell what a program does ({held.name}): {error!r}"
+        except Exception as error:  # the keeper would end by it, as at a URL that is none
+            with contextlib.suppress(OSError):
+                does = f"{held.name}, {type(error).__name__}"
+                return f"autoddp fails to judge what {program_of(held.thread)} does ({does})"
+            return ""

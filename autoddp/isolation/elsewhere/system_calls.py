@@ -23,6 +23,7 @@ from autoddp.isolation.elsewhere.own import is_here, is_own_process, receives, s
 from autoddp.isolation.elsewhere.sockets import ANSWERS
 from autoddp.isolation.kernel.seccomp import UNKNOWN, HeldCall
 from autoddp.isolation.mps import mps_folder
+from autoddp.isolation.reporting import SHELLS
 
 _LARGEST_ADDRESS = 128  # bytes, as the kernel's sockaddr_storage
 _ONLY_ANSWER = (
@@ -49,6 +50,7 @@ _ONLY_ANSWER = (
 only ends tuning."""
 _NAME_SERVICES = (88, 111, 389, 636)
 """Ports of servers on a network that tell programs in C who a user is: Kerberos, NIS, LDAP."""
+_HERE = -100  # AT_FDCWD: the working folder, in place of a descriptor
 _MODULES, _ADMIN, _BOOT, _TIME = 16, 21, 22, 25  # as in the kernel's `capability.h`
 _CAPABILITIES = {
     **dict.fromkeys(("settimeofday", "clock_settime"), _TIME),
@@ -73,18 +75,21 @@ def judge_call(held: HeldCall) -> str:
 
 def _starts(held: HeldCall) -> str:
     """Judge the program that takes the place of the one that calls."""
-    path, words = held.arguments[held.name == "execveat" :][:2]  # whose first argument is a folder
+    in_folder = held.name == "execveat"
+    path, words = held.arguments[in_folder:][:2]
+    folder = f"fd/{held.signed(0)}" if in_folder and held.signed(0) != _HERE else "cwd"
     name, given = held.text(path), held.texts(words)
     # The first word is only what the program is told to be called. It says more where the path is a descriptor's.
     for started in ([name, *given[1:]], given or [name]):
-        if tool_of(started, stems=False) is not None and _is_there(held.thread, name):
+        if tool_of(started) is not None and _is_there(held.thread, folder, name):
             return next(filter(None, (one.changes for one in acts_for(started, starters_of(held.thread)))), "")
     return ""
 
 
-def _is_there(process: int, path: str) -> bool:
-    """Whether a process would find something at a path: a shell tries each folder of PATH."""
-    return os.path.lexists(f"/proc/{process}/root{path}" if path[:1] == "/" else f"/proc/{process}/cwd/{path}")
+def _is_there(process: int, folder: str, path: str) -> bool:
+    """Whether a process would find something at a path: a shell tries each folder of PATH. "" is the folder itself."""
+    place = f"root{path}" if path[:1] == "/" else f"{folder}/{path}".rstrip("/")
+    return os.path.lexists(f"/proc/{process}/{place}")
 
 
 def _connects(held: HeldCall) -> str:
@@ -121,9 +126,10 @@ def _outside(held: HeldCall, address: bytes, by_datagrams: bool) -> str:
         return "another machine"
     (port,) = struct.unpack_from("!H", address, 2)
     host = socket.inet_ntop(family, address[4:8] if family == socket.AF_INET else address[8:24].ljust(16, b"\0"))
-    if port in (*ANSWERS, *_NAME_SERVICES) or (not by_datagrams and _is_for_datagrams(held)):
+    only_connects = not by_datagrams and _is_for_datagrams(held)
+    if port in (*ANSWERS, *_NAME_SERVICES) or (only_connects and not _is_shell(held.thread)):
         return ""
-    if is_here(family, host) and (receives if by_datagrams else serves_port)(port):
+    if is_here(family, host) and (receives if by_datagrams or only_connects else serves_port)(port):
         return ""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
@@ -146,6 +152,11 @@ def _is_for_datagrams(held: HeldCall) -> bool:
         kind = os.getxattr(f"/proc/{held.thread}/fd/{held.signed(0)}", "system.sockprotoname")
         return kind.startswith((b"UDP", b"PING"))
     return False
+
+
+def _is_shell(process: int) -> bool:
+    """Whether a process is a shell: it connects a socket for datagrams to send by it, `echo x >/dev/udp/host/8125`."""
+    return os.path.basename(words_of(process)[0]) in SHELLS
 
 
 def _signals(held: HeldCall) -> str:
@@ -174,6 +185,7 @@ _JUDGES: dict[str, Callable[[HeldCall], str]] = {
     "sendto": _sends_to,
     "kill": _signals,
     "pidfd_send_signal": _signals,
+    "rt_sigqueueinfo": _signals,
     UNKNOWN: _of_another_processor,
 }
 

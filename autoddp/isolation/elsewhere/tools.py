@@ -200,14 +200,15 @@ def sets_gpu(tool: Tool, args: Sequence[str]) -> bool:
 # fmt: off
 TOOLS = (
     # Stores of objects. `copies` from there to here are downloads.
-    Tool("aws", "s3 ls*;s3 presign*;* get-*;* list-*;* describe-*;* head-*;configure list*;sts *;sso *",
+    Tool("aws", "s3 ls*;s3 presign*;* get-*;* list-*;* describe-*;* head-*;configure list*;sts *;sso *;"
+         "codecommit credential-helper",
          judge=downloads, copies="cp sync", remote=r"s3://", valued="--profile --region --endpoint-url --output"),
     Tool("gsutil", "ls*;cat *;du *;stat *;hash *;version*", judge=downloads, copies="cp rsync", remote=r"gs://",
          valued="-o -u -h"),
-    Tool("gcloud", "*s list;*s describe;* *s list;* *s describe;auth list;auth print-*;config list;config get*;info*;"
-         "version*;storage ls*;storage cat*",
+    Tool("gcloud gcloud.py", "*s list;*s describe;* *s list;* *s describe;auth list;auth print-*;auth git-helper;"
+         "config list;config get*;info*;version*;storage ls*;storage cat*",
          judge=downloads, copies="cp rsync", remote=r"gs://", valued="--project --account"),
-    Tool("bq", "ls*;show*;head*"),
+    Tool("bq bq.py", "ls*;show*;head*"),
     Tool("az", "* list;* show;* * list;* * show;* * download;* * download-batch;account get-access-token;version*"),
     Tool("azcopy", "list*;env*", judge=downloads, copies="copy cp sync", remote=r"https?://"),
     Tool("rclone", "ls*;cat *;size *;check *;about *;version*;config *;tree *", judge=downloads,
@@ -276,7 +277,7 @@ TOOLS = (
     Tool("hg datalad dolt jj bzr", writes="push*;publish*;git push*;email*", valued="-R --repository --cwd -C -d"),
     Tool("svn", writes="commit*;ci *;import *;delete *;copy *;move *;mkdir *;lock *;propset *"),
     Tool("gh glab hub", "* view;* list;* status;* download;* diff;* checkout;repo clone;gist clone;search *;status;"
-         "run watch", valued="-R --repo --hostname"),
+         "run watch;auth git-credential", valued="-R --repo --hostname"),
     Tool("dvc", writes="push*;exp push*;exp remove*;gc*;studio *"),
     Tool("twine npm cargo poetry flit hatch", writes="upload*;publish*"),
     Tool("wandb wb", "status*;offline*;disabled*;off*;docker-*;server *;verify*"),

@@ -41,6 +41,7 @@ CALLS = {
     "sendto": _Held(44, 206, unless_zero=4),
     "kill": _Held(62, 129, unless_zero=1),
     "pidfd_send_signal": _Held(424, 424, unless_zero=1),
+    "rt_sigqueueinfo": _Held(129, 138, unless_zero=1),
     "settimeofday": _Held(164, 170),
     "clock_settime": _Held(227, 112),
     "sethostname": _Held(170, 161),
