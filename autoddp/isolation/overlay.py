@@ -341,7 +341,7 @@ class _Build:
             os.mkdir(new)
             self._cover(entry.path)
         elif stat.S_ISFIFO(os.lstat(entry.path).st_mode):
-            os.mkfifo(new, 0)  # as in an overlay, it has no other end; who may not open it does not wait for one
+            os.mkfifo(new)  # as in an overlay, it has no other end
         else:
             os.close(os.open(new, os.O_CREAT | os.O_WRONLY))
             self._cover_file(entry.path)

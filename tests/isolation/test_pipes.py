@@ -155,6 +155,47 @@ def test_a_program_that_waits_at_a_pipe_is_found(tree: Path) -> None:
     assert found == LINES
 
 
+COPIED = """
+import os, signal, sys, time
+from autoddp.isolation import Level
+from autoddp.isolation.children import VARIABLE
+from autoddp.isolation.elsewhere import programs
+from autoddp.isolation.pipes import Pipes
+from autoddp.isolation.plan import IsolationPlan
+from autoddp.processes.polling import polls
+programs._LOOKS = 0.0
+watch = programs.ProgramWatch(IsolationPlan(Level.OVERLAY, "no launcher").text())
+child = os.fork()
+if child == 0:
+    time.sleep(0.05)  # the kernel's clock of files is coarse
+    os.mkfifo("copy")  # as the overlay of an ordinary user does
+    time.sleep(0.05)
+    watch.hold()
+    time.sleep(0.05)
+    os.mkfifo("own")
+    pipes = Pipes(IsolationPlan.parse(os.environ[VARIABLE]).began)
+    print([name for name in ("copy", "own") if pipes.are_others(name)], flush=True)
+    open("copy")
+watch.begin(child)
+watch.answer()
+for _ in polls(60.0):
+    watch.look(lambda: [child])
+    if os.waitpid(child, os.WNOHANG)[0]:
+        break
+else:
+    print("it waits for ever")
+    os.kill(child, signal.SIGKILL)
+"""
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="open is known on these processors")
+def test_a_copy_that_the_overlay_has_made_is_a_pipe_of_others(tmp_path: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", COPIED]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.stderr, done.returncode) == ("['copy']\n", "", 0)
+
+
 @pytest.mark.parametrize("with_landlock", [False, *([True] if landlock.supported() else [])])
 @pytest.mark.parametrize(
     "name",

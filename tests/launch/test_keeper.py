@@ -459,10 +459,11 @@ with signals_end_tuning():
 """
 HELD = """
 import os, signal, time
+from autoddp.processes.children import fork
 from autoddp.processes.signals import signals_end_tuning
 
 with signals_end_tuning():
-    child = os.fork()
+    child = fork()
     if child == 0:
         time.sleep(100)
         os._exit(0)

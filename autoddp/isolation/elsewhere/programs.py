@@ -63,8 +63,7 @@ class ProgramWatch:
         self._listener = -1
         self._root = 0
         """The attempt's first process."""
-        is_overlay = bool(plan) and IsolationPlan.parse(plan).level is Level.OVERLAY
-        self._pipes = Pipes(time.time()) if is_overlay else None
+        self._pipes: Pipes | None = None
         self._looked = 0.0
 
     def fileno(self) -> int:
@@ -82,11 +81,13 @@ class ProgramWatch:
             listener = hold_calls() if held else -1
         except OSError:
             held = False
+        began = time.time()  # by now the overlay has made its copies of the pipes of others
+        socket.send_fds(self._theirs, [str(began).encode()], [listener] if held else [])
+        if self._plan:
+            plan = replace(IsolationPlan.parse(self._plan), programs_are_watched=held, began=began)
+            os.environ[VARIABLE] = plan.text()
         if held:
-            socket.send_fds(self._theirs, [b"held"], [listener])
             os.close(listener)
-            if self._plan:
-                os.environ[VARIABLE] = replace(IsolationPlan.parse(self._plan), programs_are_watched=True).text()
             go_on_after_signals()
         self._theirs.close()
         return held
@@ -115,8 +116,10 @@ class ProgramWatch:
     def answer(self) -> None:
         """Let the next call go on, or ask the launcher to end tuning: that call then waits for its process's end."""
         if self._listener < 0:
-            _, descriptors, _, _ = socket.recv_fds(self._ours, 16, 1)
+            began, descriptors, _, _ = socket.recv_fds(self._ours, 64, 1)
             self._ours.close()
+            if began and self._plan and IsolationPlan.parse(self._plan).level is Level.OVERLAY:
+                self._pipes = Pipes(float(began))
             self._listener = descriptors[0] if descriptors else -1
             return
         poll = select.poll()
