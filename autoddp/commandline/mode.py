@@ -39,6 +39,7 @@ from autoddp.units import percent
 _OF_A_JOB = (
     *("log_dir", "redirects", "tee", "local_ranks_filter", "max_restarts", "monitor_interval"),
     *("logs_specs", "event_log_handler", "duplicate_stdout_filters", "duplicate_stderr_filters"),
+    "log_line_prefix_template",  # since torch 2.15
 )
 """Fields of torchrun's options that have no effect on what `torchrun.jobs.run_tuning_job` starts."""
 _OF_A_RECIPE = ("near_limit", "lossy_limit")

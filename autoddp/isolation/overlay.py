@@ -197,15 +197,13 @@ class _Build:
                 mount("tmpfs", self._new(path), "tmpfs", flags=MS_RDONLY, data="size=4k,mode=700")
 
     def _keep_settings(self) -> None:
-        """Make the files read-only by which the kernel is told settings of this machine.
-
-        Not the groups of processes: what belongs to a group ends with the attempt, and a process may enter one.
-        """
+        """Make the files read-only by which the kernel is told settings of this machine, and limits of its groups."""
         for path in filter(os.path.exists, _SETTINGS):
             self._bind(path, MS_REC)
             self._remount_read_only(path)
         for path, here in self.mounts.items():
-            if f"{path}/".startswith("/sys/") and here.kind not in ("cgroup", "cgroup2"):
+            # Formats of programs are mounted below /proc/sys; autofs would mount them, and is none.
+            if f"{path}/".startswith(("/sys/", "/proc/sys/")) and here.kind != "autofs":
                 self._remount_read_only(path)
 
     def _new(self, path: str) -> str:

@@ -313,6 +313,9 @@ def test_no_option_is_ignored_in_silence(tmp_path: Path, monkeypatch: pytest.Mon
         else:
             says = choose_to_diagnose(parse(words)).says
             assert says.startswith(f"{option} has no effect here: a diagnosis measures")
+    if "--log-line-prefix-template" in listed:  # torchrun has it since torch 2.15
+        says = choose_to_diagnose(parse(["--log-line-prefix-template", "x", "train.py"])).says
+        assert says.startswith("--log-line-prefix-template has no effect here: a diagnosis keeps")
 
 
 @pytest.mark.parametrize(

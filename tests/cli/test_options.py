@@ -18,7 +18,8 @@ from autoddp.knobs import Rung
 from autoddp.units import Allowance
 
 SCRIPT = ["train.py", "--lr", "0.1", "--", "x"]
-ACTIONS = [action for action in get_args_parser()._actions if action.option_strings and action.dest != "help"]
+SAY_AND_END = ("help", "print_completion")  # the second since torch 2.15
+ACTIONS = [one for one in get_args_parser()._actions if one.option_strings and one.dest not in SAY_AND_END]
 SPELLINGS = [(action, option) for action in ACTIONS for option in action.option_strings]
 OWN = [option for action in own_parser()._actions for option in action.option_strings]
 
@@ -43,6 +44,17 @@ def test_every_option_of_torchrun(action: argparse.Action, option: str) -> None:
     assert getattr(found, action.dest) != action.default
     if value and option.startswith("--"):
         assert understood_alike([f"{option}={value[0]}", *SCRIPT]) == found
+
+
+def test_torchruns_own_completion(capsys: pytest.CaptureFixture[str]) -> None:
+    if not any(action.dest == "print_completion" for action in get_args_parser()._actions):
+        pytest.skip("torchrun prints a completion since torch 2.15")
+    printed = []
+    for read in (get_args_parser().parse_args, parse):
+        with pytest.raises(SystemExit, match=r"^0$"):
+            read(["--print-completion", "bash"])
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1] != ""
 
 
 @pytest.mark.parametrize("action", ACTIONS, ids=[action.dest for action in ACTIONS])

@@ -420,6 +420,9 @@ def test_nothing_outside_was_changed(told: Told) -> None:
         ("uv pip install x", "uv reads"),
         ("uv publish", "uv changes"),
         ("perl /usr/bin/slackcat x", "slackcat changes"),
+        ("/bin/busybox crontab x", "crontab changes"),
+        ("busybox sh -c git", ""),
+        ("busybox", ""),
         ("bash -c git", ""),
         ("bash -lc /usr/bin/aws", ""),
         ("train curl", ""),
@@ -433,3 +436,38 @@ def test_a_program_that_is_known(line: str, known: str) -> None:
     found = tool_of(line.split())
     says = "" if found is None else f"{found.name} {'changes' if found.tool.changes(found.arguments) else 'reads'}"
     assert says == known
+
+
+PARENTS_END = """
+import os, signal
+from autoddp.isolation.elsewhere import own
+from autoddp.isolation.elsewhere.known import starters_of
+from autoddp.isolation.kernel.syscalls import adopt_orphans
+adopt_orphans()
+own.count_below(os.getpid())
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # who ends is gone at once
+for _ in range(200):
+    reads, writes = os.pipe()
+    parent = os.fork()
+    if parent == 0:
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+        os.write(writes, str(child).encode())
+        os._exit(0)
+    child = int(os.read(reads, 20))
+    try:
+        while own.parent_of(child) == parent:
+            list(starters_of(child))
+    finally:
+        os.kill(child, signal.SIGKILL)
+    os.close(reads)
+    os.close(writes)
+"""
+
+
+def test_a_starter_that_ends_while_it_is_looked_at_hides_nothing() -> None:
+    """A program that it has left behind, as in `(renice 5 123 &)`, passed as one that had ended itself."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", PARENTS_END], env=env, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")

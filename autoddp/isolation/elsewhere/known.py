@@ -16,6 +16,8 @@ _HADOOP = "org.apache.hadoop.fs.FsShell"
 _BY_SSH = ("git", "rsync", "scp")
 """Programs that reach their server by ssh: their words tell what for."""
 _INTERPRETER = re.compile(r"(.*python|pypy|perl|ruby|node|php|lua|tclsh)[\d.]*t?")
+_MANY_IN_ONE = ("busybox", "toybox")
+"""Programs whose first argument is the program's name."""
 _PART_OF_GIT = re.compile("git-(.+)")
 """`git submodule` is the program `git-submodule`."""
 
@@ -71,6 +73,8 @@ def tool_of(words: list[str]) -> Known | None:
     """
     if _HADOOP in words:
         return Known("hdfs", BY_NAME["hdfs"], ["dfs", *words[words.index(_HADOOP) + 1 :]])
+    if os.path.basename(words[0]) in _MANY_IN_ONE:
+        words = words[1:]
     is_module = False
     for place, word in enumerate(words):
         name = os.path.basename(word) if not place or os.sep in word else ""
@@ -93,7 +97,11 @@ def starters_of(process: int) -> Iterator[list[str]]:
     """The words of those processes of the attempt that have started a process, the nearest first."""
     process = parent_of(process)
     while process > 1 and is_own_process(process) and process != os.getpid():
-        yield words_of(process)
+        try:
+            words = words_of(process)
+        except (FileNotFoundError, ProcessLookupError):  # it has ended since, as a shell does behind `(program &)`
+            return
+        yield words
         process = parent_of(process)
 
 
