@@ -475,7 +475,7 @@ def test_devices_in_a_folder_of_dev_can_be_opened(place: Place) -> None:
         "mount -t tmpfs -o mode=755 none /dev && mkdir /dev/shm /dev/some /dev/some/deep && "
         "mount -t tmpfs -o mode=1777 none /dev/shm && mknod -m 666 /dev/null c 1 3 && "
         "mknod -m 666 /dev/some/zero c 1 5 && mknod -m 666 /dev/some/deep/zero c 1 5 && "
-        "mkfifo -m 666 /dev/some/pipe && { sleep 5 >/dev/null 2>&1 <>/dev/some/pipe & } && sleep 0.2"
+        "mkfifo -m 666 /dev/some/pipe && exec 9<>/dev/some/pipe"  # so it has a reader
     )
     program = """
         try:

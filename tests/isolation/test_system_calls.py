@@ -118,9 +118,9 @@ ENDS = {
         "subprocess.run(['curl', '-s', '-d', 'x', f'http://127.0.0.1:{outside}/'])",
         "curl changes something outside this run (curl)",
     ),
-    "a known program with a word that is wrong": (
-        "subprocess.run(['curl', '-s', '-d', 'x', 'http://localhost:PORT/'])",
-        "autoddp fails to judge what python watched_programs.py does (execve, ValueError)",
+    "what cannot be judged": (
+        "import ctypes; ctypes.CDLL(None).execve(b'aws', ctypes.c_void_p(-1), None)",
+        "autoddp cannot tell what python watched_programs.py does (execve, OverflowError)",
     ),
     "git by its helper": (
         "os.chdir(folder); subprocess.run(['git', 'init', '-q']); "
@@ -163,7 +163,7 @@ ENDS = {
     ),
     "a signal by a folder of /proc": (
         "signal.pidfd_send_signal(os.open(f'/proc/{others}', 0), signal.SIGTERM)",
-        "autoddp fails to judge what python watched_programs.py does (pidfd_send_signal, StopIteration)",
+        "python watched_programs.py sends SIGTERM to process OTHERS, which this run did not start",
     ),
     "a signal to every process": ("python('os.kill(-1, 15)')", "python sends SIGTERM to every process"),
 }
@@ -188,6 +188,7 @@ subprocess.run([sys.executable, f"{folder}/batch.py"], check=True)
 assert sh(f"mkdir -p {folder}/from/code {folder}/from/batch {folder}/from/init") == 0
 assert sh(f"cp -r {folder}/from/code {folder}/code; find {folder}/from/code -name x; ls {folder}/from/batch") == 0
 """,
+    "a URL that is none": "assert sh('curl -s -d x http://localhost:PORT/') == 3",
     "a known program for itself": "assert sh('taskset -cp 0 $$ && date +%s && hostname') == 0",
     "odd words": """
 import ctypes
@@ -429,7 +430,7 @@ def test_nothing_outside_was_changed(told: Told) -> None:
         ("train /runs/wandb", ""),
         ("train -m wandb", ""),
         ("python -I ./hf.py", ""),
-        ("cp -r /work/code /out", ""),
+        ("cp -r /data/code /out", ""),
     ],
 )
 def test_a_program_that_is_known(line: str, known: str) -> None:

@@ -98,6 +98,19 @@ def is_own_process(pid: int) -> bool:
     return is_below(pid, os.getpid(), *_roots)
 
 
+def process_of(descriptor: int, holder: int | str = "self") -> int:
+    """The process that a pidfd, or a descriptor of a process's folder in /proc, stands for; -1 if it stands for none.
+
+    Also -1 if that process has ended. `holder` is the process that has it open.
+    """
+    with open(f"/proc/{holder}/fdinfo/{descriptor}", encoding="ascii") as file:
+        for line in file:
+            if line.startswith("Pid:"):
+                return int(line.split()[1])
+    name = os.path.basename(os.readlink(f"/proc/{holder}/fd/{descriptor}"))
+    return int(name) if name.isdecimal() else -1
+
+
 def _session(pid: int) -> int:
     try:
         return os.getsid(pid)

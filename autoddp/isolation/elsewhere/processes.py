@@ -1,7 +1,7 @@
 """Checks the programs that the script starts, its signals, and what it changes of other processes, before it does.
 
-What a program does is judged by the kernel's help, see `programs`. Here it is only looked whether its words name what
-no program of the attempt should touch: the reason is then told in clear words.
+The kernel shows the keeper what programs do, and the keeper judges that, see `programs`. Here only their words are
+looked at: where they name a setting of this machine or a pipe of others, the reason can be told in clear words.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from autoddp.isolation.children import watched
-from autoddp.isolation.elsewhere.own import is_own_process
+from autoddp.isolation.elsewhere.own import is_own_process, process_of
 from autoddp.isolation.elsewhere.patch import Stop
 from autoddp.isolation.elsewhere.settings import changed_by
 from autoddp.isolation.elsewhere.unwatched import judge_unwatched
@@ -68,7 +68,7 @@ def _check(judge: Callable[..., str], stop: Stop, *arguments: Any) -> None:
 
 
 def _names(words: Sequence[str], folder: str, pipes: Pipes) -> str:
-    """Whether the words of a program name a setting of this machine that it changes, or a named pipe of others."""
+    """What a program's words name that it must not touch: a pipe of others, or a setting that it changes. Else ""."""
     for piece in (piece for word in words for piece in _BREAKS.split(word)):
         if piece and pipes.are_others(os.path.join(folder, piece)):
             return f"{os.path.basename(words[0])} is given {piece}, {OTHERS}"
@@ -107,9 +107,8 @@ def _signal_to_group(group: int, number: int) -> str:
 
 
 def _signal_by_descriptor(pidfd: int, number: int, *_more: Any) -> str:
-    """For signal.pidfd_send_signal. The kernel says -1 of a process that has ended."""
-    with open(f"/proc/self/fdinfo/{pidfd}", encoding="ascii") as file:
-        pid = next(int(line.split()[1]) for line in file if line.startswith("Pid:"))
+    """For signal.pidfd_send_signal."""
+    pid = process_of(pidfd)
     return _signal(pid, number) if pid > 0 else ""
 
 

@@ -179,8 +179,8 @@ class ProgramWatch:
             return ""
         except OSError:  # it has ended, or the words are where no memory is: the kernel refuses the call
             return ""
-        except Exception as error:  # the keeper would end by it, as at a URL that is none
+        except Exception as error:  # the keeper would end by it, and nobody would answer any more
             with contextlib.suppress(OSError):
                 does = f"{held.name}, {type(error).__name__}"
-                return f"autoddp fails to judge what {program_of(held.thread)} does ({does})"
+                return f"autoddp cannot tell what {program_of(held.thread)} does ({does})"
             return ""

@@ -115,7 +115,10 @@ def _matches(table: tuple[tuple[str, str], ...], host: str, path: str) -> bool:
 def judge_url(method: Any, url: Any) -> str:
     """What `sends` says, for a whole URL."""
     parts = urlsplit(_text(url))
-    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError:  # no number: whoever is given this URL refuses it
+        return ""
     return sends(method, parts.hostname or "", parts.path, port)
 
 

@@ -19,7 +19,7 @@ from signal import Signals
 
 from autoddp.isolation.children import checks_itself
 from autoddp.isolation.elsewhere.known import acts_for, program_of, starters_of, tool_of, words_of
-from autoddp.isolation.elsewhere.own import is_here, is_own_process, receives, serves_path, serves_port
+from autoddp.isolation.elsewhere.own import is_here, is_own_process, process_of, receives, serves_path, serves_port
 from autoddp.isolation.elsewhere.sockets import ANSWERS
 from autoddp.isolation.kernel.seccomp import UNKNOWN, HeldCall
 from autoddp.isolation.mps import mps_folder
@@ -162,9 +162,8 @@ def _is_shell(process: int) -> bool:
 def _signals(held: HeldCall) -> str:
     process, signal = held.signed(0), str(held.signed(1))
     if held.name == "pidfd_send_signal":
-        with open(f"/proc/{held.thread}/fdinfo/{process}", encoding="ascii") as file:
-            process = next(int(line.split()[1]) for line in file if line.startswith("Pid:"))
-        if process < 0:  # the kernel says so of a process that has ended
+        process = process_of(process, held.thread)
+        if process < 0:
             return ""
     if process == 0 or (process != -1 and is_own_process(abs(process))):
         return ""
