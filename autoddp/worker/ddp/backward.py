@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.hooks import RemovableHandle, unserializable_hook
 
-from autoddp.worker.ddp.private import queue_callback, tensors_in
+from autoddp.worker.ddp.private import after_finalization, finalizes_by_hand, queue_callback, tensors_in
 
 
 def when_backward_begins(
@@ -52,9 +53,20 @@ def after_backward_computed(call: Callable[[], None]) -> None:
 
 
 def after_this_backward(call: Callable[[], None]) -> None:
-    """Call `call` when the current backward pass has ended, and with it DDP's reduction."""
+    """Call `call` when the current backward pass has ended, and with it DDP's reduction (but see `after_reduction`)."""
 
     def then() -> None:
         queue_callback(call)  # runs after the callbacks that DDP has queued until then
 
     queue_callback(then)
+
+
+def after_reduction(ddp: DDP, reduces: bool, call: Callable[[], None]) -> None:
+    """Call `call` when the gradients of the current backward pass are in their places, reduced if it `reduces`.
+
+    Where the script finalizes its passes itself, that is after the pass.
+    """
+    if reduces and finalizes_by_hand(ddp):
+        after_finalization(ddp, call)
+    else:
+        after_this_backward(call)

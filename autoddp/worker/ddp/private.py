@@ -213,6 +213,21 @@ def finalize_by_hand(ddp: DDP) -> None:
     setattr(ddp, _BY_HAND, True)
 
 
+def after_finalization(ddp: DDP, call: Callable[[], object]) -> None:
+    """Call `call` once, when the script's next `finalize_backward` has ended: only then are the gradients reduced."""
+    of_torch: Method = cast("Any", type(ddp)).finalize_backward
+    this = weakref.ref(ddp)  # an object that held itself would be freed later
+
+    def finalizes() -> None:
+        ddp = this()
+        assert ddp is not None  # its method is being called
+        ddp.__dict__.pop("finalize_backward", None)
+        of_torch(ddp)
+        call()
+
+    ddp.__dict__["finalize_backward"] = finalizes
+
+
 def has_final_buckets(ddp: DDP) -> bool:
     """Whether DDP has made its buckets for the second time. It does that once, before a forward pass, or never."""
     return bool(getattr(ddp, "_has_rebuilt_buckets", False))

@@ -26,7 +26,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs.ddp_arguments import GRADIENT_AS_BUCKET_VIEW, KEEPS_GRADIENTS
-from autoddp.worker.ddp.backward import after_this_backward, when_backward_begins
+from autoddp.worker.ddp.backward import after_reduction, when_backward_begins
 from autoddp.worker.ddp.handlers import DdpEvents
 from autoddp.worker.ddp.private import base_of, has_final_buckets, holders_of, same_version_again, uses_of, version_of
 from autoddp.worker.ddp.wrapped import Wrapped
@@ -283,7 +283,8 @@ class BucketViews(DdpEvents):
             self._give_copies(one)
             one.saved = [(view, view.clone(), same_version_again(view)) for view in kept]
         one.begins()
-        after_this_backward(lambda: self._ended(one))
+        assert one.wrapped.ddp is not None  # the pass holds it
+        after_reduction(one.wrapped.ddp, one.reduces, lambda: self._ended(one))
 
     @torch.no_grad()
     def _ended(self, one: _Watched) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -153,7 +153,8 @@ class Replay:
         outputs, structure = tensors_of(self._graphed(*tensors))
         self.replayed += 1
         differentiable = [output for output in outputs if output.requires_grad]
-        gated = iter(_Gate.apply(self._memory, this, *differentiable) if differentiable else ())  # type: ignore[no-untyped-call]
+        gate = cast("Any", _Gate).apply
+        gated = iter(gate(self._memory, this, *differentiable) if differentiable else ())
         return put_together([next(gated) if o.requires_grad else o.clone() for o in outputs], structure)
 
     def _tensors_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor] | None:

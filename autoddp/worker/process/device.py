@@ -12,7 +12,7 @@ import functools
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -112,7 +112,7 @@ def _has_memory(number: int) -> bool:
     try:
         return bool(torch.cuda.memory_reserved(number))
     except RuntimeError:  # an allocator that the script has put in place of torch's, as RAPIDS', does not tell
-        return bool(torch._C._cuda_hasPrimaryContext(number))  # type: ignore[attr-defined]
+        return bool(cast("Any", torch._C)._cuda_hasPrimaryContext(number))
 
 
 class Backlog:

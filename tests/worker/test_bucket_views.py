@@ -1,0 +1,56 @@
+"""Gradients under `gradient_as_bucket_view` where the script itself waits for the reductions (torch 2.15)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from on_ranks import on_ranks
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from autoddp.knobs import AS_WRITTEN, Configuration
+from autoddp.worker.ddp.patch import Patch
+from autoddp.worker.gradients.switch import ReductionSwitch
+from autoddp.worker.gradients.views import BucketViews
+
+VIEW = Configuration({"gradient_as_bucket_view": True})
+
+
+def trains(rank: int) -> dict[str, Any]:
+    """Compares each gradient with that of the step before, which it keeps: as written, then under the knob."""
+    patch = Patch()
+    switch = ReductionSwitch(patch.of)
+    told: list[str] = []
+    patch.events = BucketViews(switch, told.append)
+    patch.install()
+    switch.install()
+    found: dict[str, Any] = {}
+    for name, configuration in (("as written", AS_WRITTEN), ("under the knob", VIEW)):
+        patch.configuration = configuration
+        torch.manual_seed(1)
+        ddp = DDP(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)))
+        cast("Any", ddp).require_manual_backward_finalization = True
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+        kept: list[torch.Tensor] = []
+        turned = []
+        for step in range(6):
+            optimizer.zero_grad()
+            ddp(torch.full((3, 4), float(rank + step))).square().sum().backward()
+            cast("Any", ddp).finalize_backward()
+            now = [cast("torch.Tensor", p.grad) for p in ddp.parameters()]
+            turned.append([(a * b).sum() for a, b in zip(kept, now, strict=False)])
+            kept = now
+            optimizer.step()
+        found[name] = (turned, [p.detach() for p in ddp.parameters()])
+    return found | {"told": told}
+
+
+@pytest.mark.skipif(not hasattr(DDP, "finalize_backward"), reason="needs torch 2.15, whose DDP has finalize_backward")
+def test_gradients_are_given_memory_of_their_own_after_the_scripts_finalization(tmp_path: Path) -> None:
+    """Taken out of their buckets at the end of the backward pass, they would not be where DDP looks for them."""
+    for rank in on_ranks(2, trains, tmp_path):
+        assert len(rank["told"]) == 1
+        torch.testing.assert_close(rank["under the knob"], rank["as written"], rtol=0, atol=0)
