@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import platform
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -19,7 +19,7 @@ from autoddp.commandline.rank_count import set_one
 from autoddp.commandline.saved_recipes import arguments_digest, is_looked_for, place_for, remove_notes, script_names
 from autoddp.commandline.secret_words import without_secrets
 from autoddp.commandline.words import TAKEN_AFTER_THE_SCRIPT, given_words
-from autoddp.diagnose.collectives import CommunicationDiagnosis
+from autoddp.diagnose.collectives import CommunicationDiagnosis, trace_of_calls
 from autoddp.errors import AutoddpError, NotTuned, PlaceTaken, RecipeError, UnfitRecipe, first_line
 from autoddp.hosts.late_hosts import Plan, Running, differs
 from autoddp.knobs import Configuration
@@ -46,12 +46,11 @@ from autoddp.runs.latest import as_latest
 from autoddp.runs.nccl_logs import transports
 from autoddp.runs.usual_folders import elsewhere
 from autoddp.study import Outcome
-from autoddp.timing.timeline import Timeline
 from autoddp.topology import Node, verdicts
 from autoddp.topology.probe import probe
 from autoddp.torchrun.options import node_range
 from autoddp.torchrun.surroundings import FRESH_STORE
-from autoddp.trace import write_trace
+from autoddp.trace import trace_of, write_trace
 from autoddp.units import data_size
 from autoddp.version import __version__
 
@@ -180,6 +179,7 @@ class Results:
         if tuned.diagnosis is None and communication is not None:
             found = summary_of_diagnosis(communication.document(), tuned.wall_seconds)
             self._save(found | {"script": self._options.script, "run": self._folder.path.name})
+            self._write_trace(lambda: trace_of_calls(communication.recording, communication.steps))
         if tuned.diagnosis is not None:
             found = summary_of_diagnosis(tuned.diagnosis.plain(), tuned.wall_seconds)
             self._write_summary(found | ({"timelines": tuned.timelines} if tuned.timelines else {}))
@@ -204,10 +204,13 @@ class Results:
         for finding in found.get("findings", ()):
             say(finding)
         self._write_report(content)
-        if content.get("objective") is not None:
-            return  # a trace is about the steps of a DDP job
         if self._options.trace or self._options.diagnose_only:
-            self._write_trace(content.get("timelines", ()))
+            if content.get("timelines"):
+                self._write_trace(lambda: trace_of(content["timelines"]))
+            elif content.get("objective") is not None:
+                say("no trace was written: with --objective no steps are recorded; autoddp diagnose writes one")
+            else:
+                say("no trace was written: no steps were recorded")
 
     def _save(self, content: dict[str, Any]) -> None:
         try:
@@ -215,12 +218,9 @@ class Results:
         except OSError as error:  # a full disk must not cost the launch
             say(f"warning: {self._folder.summary} could not be written: {error.strerror}")
 
-    def _write_trace(self, timelines: Sequence[Timeline]) -> None:
-        if not timelines:
-            say("no trace was written: no steps were recorded")
-            return
+    def _write_trace(self, trace: Callable[[], Mapping[str, Any]]) -> None:
         try:
-            for line in write_trace(self._folder.trace, timelines):
+            for line in write_trace(self._folder.trace, trace()):
                 say(line)
         except Exception as error:  # as with the report
             logger.exception("no trace was written")

@@ -2,13 +2,13 @@
 
 trace = trace_of(timelines)
 assert check(trace) == []
-for line in write_trace(Path("trace.json"), timelines):
-    print(line)
+write_trace(Path("trace.json"), trace)
 """
 
 from autoddp.trace.chrome_format import check
+from autoddp.trace.drawing import RankTrack, Slice, drawn
 from autoddp.trace.events import trace_of
 from autoddp.trace.order import Order, order_of
 from autoddp.trace.writing import write_trace
 
-__all__ = ["Order", "check", "order_of", "trace_of", "write_trace"]
+__all__ = ["Order", "RankTrack", "Slice", "check", "drawn", "order_of", "trace_of", "write_trace"]

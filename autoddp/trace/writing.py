@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from autoddp.codec import encode
 from autoddp.files import write_whole
-from autoddp.timing.timeline import Timeline
-from autoddp.trace.events import trace_of
-from autoddp.trace.order import order_of
 
 
-def write_trace(path: Path, timelines: Sequence[Timeline]) -> tuple[str, ...]:
+def write_trace(path: Path, trace: Mapping[str, Any]) -> tuple[str, ...]:
     """Write the trace whole or not at all, for this user alone; lines that say where it is. OSError.
 
     A second line says what is not to be trusted in it: contradictions, or reductions that were not recorded.
     """
-    write_whole(path, encode(trace_of(timelines)), private=True)
-    order = order_of(timelines)
+    write_whole(path, encode(trace), private=True)
     told = f"trace: {path} (open it in https://ui.perfetto.dev or chrome://tracing; both read the file locally)"
-    return (told,) if order.reductions and not order.contradictions else (told, f"trace: {order}")
+    about = trace["otherData"]
+    is_sound = "order" not in about or (about["reductions"] and not about["contradictions"])
+    return (told,) if is_sound else (told, f"trace: {about['order']}")

@@ -177,6 +177,16 @@ def test_a_script_that_fails_has_an_answer_for_what_it_has_done(tmp_path: Path) 
     found = json.loads(done.stdout)
     assert "ValueError: planted" in found["not_measured"][-1]
     assert max(row["calls"] for row in found["communication"]["rows"]) > 500
+    assert ranks_in_trace(tmp_path) == ["rank 0", "rank 1"]
+
+
+def ranks_in_trace(folder: Path) -> list[str]:
+    """The ranks that the trace of the only run below this folder shows; it has the format's form."""
+    (path,) = folder.glob(".autoddp/2*/trace.json")
+    trace = json.loads(path.read_text())
+    assert check(trace) == []
+    assert any(event["name"].startswith("all_reduce") for event in trace["traceEvents"])
+    return [e["args"]["name"].partition(" on ")[0] for e in trace["traceEvents"] if e["name"] == "process_name"]
 
 
 @pytest.mark.skipif(bool(unavailable()), reason=unavailable())
@@ -241,10 +251,11 @@ def test_a_script_without_ddp_on_two_hosts(tmp_path: Path) -> None:
         finally:
             for launch in launches:
                 launch.kill()
-    for launch in launches:
+    for host, launch in enumerate(launches):
         assert launch.returncode == 0, launch.stderr
         assert "nothing was diagnosed" not in launch.stderr
         assert json.loads(launch.stdout)["communication"]["rows"]
+        assert ranks_in_trace(launch.folder) == [["rank 0", "rank 1"], ["rank 2"]][host], "those of this host"
 
 
 def interrupted(folder: Path, number: signal.Signals, *words: str) -> Any:

@@ -13,9 +13,11 @@ standing     where each rank stands when they hang
 cause        what a cause is: when it is suspected, what is changed to price it
 causes/      every cause, one file each
 examination  suspicions, then replays
+call_trace   some steps of all ranks as a picture
 findings     what was found, as plain data
 """
 
+from autoddp.diagnose.collectives.call_trace import trace_of_calls
 from autoddp.diagnose.collectives.causes import CAUSES
 from autoddp.diagnose.collectives.examination import examined
 from autoddp.diagnose.collectives.fewer_threads import planned
@@ -33,5 +35,6 @@ __all__ = [
     "planned",
     "recorded",
     "steps_of",
+    "trace_of_calls",
     "where_ranks_stand",
 ]

@@ -60,8 +60,7 @@ def stretches_of(
     makes hundreds of calls. So they have stretches of their own: with as many steps each where these are the same, else
     with as many as usually fit.
     """
-    usual = _LONGEST * (_OF_EACH if steps.of_each else 1.0)
-    length = min(max(usual, 1.2 * steps.seconds if steps.unit != "second" else 0.0), LONGEST_STEP)
+    length = _length(steps)
     sets = [_Set.of(recording, steps, ranks, whole) for ranks in recording.apart]
     sets = [one for one in sets if one.whole]
     if steps.of_each:  # as long as the ranks take on average
@@ -74,6 +73,22 @@ def stretches_of(
         stretch = one.whole_steps(count, steps) or Stretch(one.end - length, one.end)
         found |= dict.fromkeys(one.ranks, stretch)
     return found
+
+
+def shown(recording: Recording, steps: Steps) -> Stretch:
+    """The part of a recording that a picture of it shows: what is done again of the rank with the longest recording.
+
+    The end of that, where nothing can be done again because other hosts have some of the ranks.
+    """
+    rank = recording.longest.rank
+    found = stretches_of(recording, steps, recording.whole).get(rank)
+    end = max((call.ended for call in recording.longest.calls), default=0.0)
+    return found or Stretch(end - _length(steps), end, rank=rank)
+
+
+def _length(steps: Steps) -> float:
+    usual = _LONGEST * (_OF_EACH if steps.of_each else 1.0)
+    return min(max(usual, 1.2 * steps.seconds if steps.unit != "second" else 0.0), LONGEST_STEP)
 
 
 @dataclass(frozen=True)
@@ -110,7 +125,7 @@ class _Set:
         begin, until = _all_are_there(theirs)
         end = min(ends[-1] if len(ends) < 10 else ends[-1 - len(ends) // 20], until)
         # A call that goes on when a trial of fewer threads begins ends later than the next one that is kept.
-        of_steps = sorted(at for at in _ends_of_steps(process, steps) if begin <= at <= end)
+        of_steps = sorted(at for at in ends_of_steps(process, steps) if begin <= at <= end)
         called = sorted(calls[process.rank].began for calls in theirs if process.rank in calls)
         before_calls = [
             at for at, following in pairwise(of_steps) if bisect_left(called, at) < bisect_left(called, following)
@@ -194,7 +209,7 @@ def _steps_at(process: Process) -> Place | None:
     return counts.most_common(1)[0][0] if counts else None
 
 
-def _ends_of_steps(process: Process, steps: Steps) -> list[float]:
+def ends_of_steps(process: Process, steps: Steps) -> list[float]:
     """When steps of a rank end: where its optimizer steps, else in the longest gap between calls that repeat."""
     if not steps.period and (place := _steps_at(process)) is not None:
         return _before_calls(process, place)
