@@ -8,9 +8,9 @@ import costs
 from launchers import ROOT
 
 LIMIT = 720
-"""CPU seconds of all tests, on a machine that does nothing else: beside other work they use up to 1.8 times as many, and
-the slowest machines of the usual kind twice as many. Ten minutes of two cores are 1200; the linter, types and the starts
-of pytest's own processes need 100, and at times nothing runs."""
+"""CPU seconds of all tests, on a machine that does nothing else: beside other work they use up to 1.8 times as many,
+and on the slowest machines of the usual kind twice as many. Ten minutes of two cores are 1200; the linter, types and
+the starts of pytest's own processes need 100, and at times nothing runs."""
 
 
 def test_the_recorded_tests_keep_the_limit() -> None:

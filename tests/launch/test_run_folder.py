@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import codecs
 import ctypes
 import json
 import os
@@ -818,6 +819,7 @@ def emptied(folder: Path, as_user: int = 0) -> bool:
     if os.geteuid() != 0:
         with opened(folder) as handle:
             return handle is not None and remove_contents(handle)
+    codecs.lookup("ascii")  # the user may not read Python's own files where these are root's
     child = os.fork()
     if child == 0:
         done = False
