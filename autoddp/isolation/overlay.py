@@ -31,6 +31,7 @@ from autoddp.isolation.kernel.syscalls import (
     enter_ipc_namespace,
     enter_mount_namespace,
     give_up_capabilities,
+    give_up_network_settings,
     mount,
     pivot_into,
 )
@@ -130,6 +131,9 @@ def enter(
     if as_user and os.geteuid() != 0:  # root of a container has rights without a namespace, too
         with contextlib.suppress(OSError):
             give_up_capabilities()
+    elif not as_user:
+        with contextlib.suppress(OSError):  # root of a container may not give it up, and has none to give up either
+            give_up_network_settings()
     _try_writing(here)
     return build.read_only
 

@@ -507,6 +507,27 @@ def test_settings_of_the_machine_cannot_be_changed(place: Place) -> None:
     assert [path for path, writable in found.items() if writable] == ["of itself"], found
 
 
+def test_networks_of_the_machine_cannot_be_changed(place: Place) -> None:
+    """Neither by the process itself, nor by a program of root's that it starts."""
+    found = place.run("""
+        import errno, fcntl, struct, subprocess, sys
+        code = (
+            "import fcntl, socket, struct\\n"
+            "asks, sets = 0x8921, 0x8922\\n"  # SIOCGIFMTU, SIOCSIFMTU
+            "with socket.socket() as one:\\n"
+            "    now = fcntl.ioctl(one, asks, struct.pack('16si20x', b'lo', 0))\\n"
+            "    fcntl.ioctl(one, sets, now)\\n"
+        )
+        try:
+            exec(code)
+        except PermissionError:
+            found["itself"] = "refused"
+        done = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+        found["program"] = done.stderr.splitlines()[-1:]
+        """)
+    assert found == {"itself": "refused", "program": ["PermissionError: [Errno 1] Operation not permitted"]}
+
+
 def test_a_file_in_shared_memory_that_goes_meanwhile_is_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other programs, such as the loaders of another job, make and remove files there all the time."""
     monkeypatch.setattr(os, "walk", lambda path: iter([(path, [], ["torch_1_2_3_gone"])]))

@@ -11,7 +11,9 @@ _CLONE_NEWNS, _CLONE_NEWIPC, _CLONE_NEWUSER = 0x00020000, 0x08000000, 0x10000000
 MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 32, 4096, 16384, 1 << 18
 _MNT_DETACH = 2
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 4, 36, 38
+_PR_CAPBSET_DROP = 24
 _CAPABILITIES_VERSION = 0x20080522
+_CAP_NET_ADMIN = 12
 _RLIMIT_CORE = 4
 _AT_FDCWD, _STATX_BTIME, _SIZE_OF_STATX, _BTIME_AT = -100, 0x800, 256, 80
 _MEMFD_CREATE, _MFD_CLOEXEC = {"x86_64": 319, "aarch64": 279}, 1
@@ -84,6 +86,16 @@ def give_up_capabilities() -> None:
     header, nothing = (ctypes.c_uint32 * 2)(_CAPABILITIES_VERSION, 0), (ctypes.c_uint32 * 6)()
     _check(_libc.capset(header, nothing), "capset")
     _prctl(_PR_SET_DUMPABLE, 1)
+
+
+def give_up_network_settings() -> None:
+    """Give up the right to change addresses, routes, rates and filters of networks, also for what is started later."""
+    _prctl(_PR_CAPBSET_DROP, _CAP_NET_ADMIN)  # else the next program of root's would have the right again
+    header, rights = (ctypes.c_uint32 * 2)(_CAPABILITIES_VERSION, 0), (ctypes.c_uint32 * 6)()
+    _check(_libc.capget(header, rights), "capget")
+    for number in range(3):  # the effective, permitted and inheritable rights of the lower 32
+        rights[number] &= ~(1 << _CAP_NET_ADMIN)
+    _check(_libc.capset(header, rights), "capset")
 
 
 def leave_no_core_files() -> None:
