@@ -222,16 +222,25 @@ for _ in range(400):
 del model
 dist.destroy_process_group()
 """
+UNDER_NO_SYNC = PASSES_BY_DDP.replace(
+    """        self.reducer._rebuild_buckets()
+        output = self.module(inputs)
+""",
+    """        with self.no_sync():  # as torch.distributed.pipelining, and Accelerate's trigger_sync_in_backward
+            output = self(inputs)
+""",
+)
 
 
 @pytest.mark.whole  # tests/worker/test_apply.py has the reason, and how one is said is above
-def test_passes_that_do_not_begin_in_ddps_forward_end_tuning_and_that_is_said(tmp_path):
+@pytest.mark.parametrize("code", [PASSES_BY_DDP, UNDER_NO_SYNC], ids=["past forward", "under no_sync"])
+def test_passes_that_do_not_begin_in_ddps_forward_end_tuning_and_that_is_said(tmp_path, code):
     """They reduce, and "the script reduces nothing through DDP" would be wrong."""
     script = tmp_path / "passes_by.py"
-    script.write_text(PASSES_BY_DDP)
+    script.write_text(code)
     launch = run(AUTODDP, tmp_path / "run", str(script), "--trials", "2")
     assert launch.returncode == 0, launch.stderr[-2000:]
-    said = "the script prepares the reducer of a DDP object whose forward it does not call: such passes cannot be"
+    said = "the script prepares the reducer of a DDP object itself, where no forward pass of the object does: such"
     assert f"not tuned, launching as written: {said}" in launch.stderr
     assert not list(launch.folder.glob("*.toml"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import weakref
@@ -239,6 +240,21 @@ def prepared_by_the_script(rank: int, live: LiveDdp) -> dict[str, float]:
     return found
 
 
+def passes_not_seen(switch: ReductionSwitch) -> dict[str, int]:
+    """How often autoddp is told that the script prepares the reducer, by whether the forward pass before reduces."""
+    ddp, found = DDP(Net()), {}
+    told: list[object] = []
+    switch.script_prepares = told.append
+    for name, within in (("reduces", contextlib.nullcontext), ("no_sync", ddp.no_sync)):
+        with within():
+            error = ddp(data(0, 0)).sum()
+        ddp.reducer.prepare_for_backward([])
+        error.backward()
+        found[name] = len(told)
+        told.clear()
+    return found
+
+
 class Apart(nn.Module):
     """Each rank has an adapter and a counter of its own, which DDP is told to ignore, and a transposed weight."""
 
@@ -306,6 +322,7 @@ def checks(rank: int) -> dict[str, Any]:
         "reducers alive": reducers_alive(rank, live),
         "switched off": switched_off(rank, live),
         "prepared": prepared_by_the_script(rank, live),
+        "not seen": passes_not_seen(switch),
         "kept apart": {sends: kept_apart(rank, live, sends) for sends in (True, False)},
         "threads": threads(live),
     }
@@ -384,6 +401,11 @@ def test_reduction_is_off_also_where_the_script_prepares_the_reducer(ranks: list
     for found in (found["prepared"] for found in ranks):
         assert found["off"] > 1e-3
         assert found["on"] == 0.0
+
+
+def test_passes_are_not_seen_where_the_script_prepares_the_reducer_after_no_sync(ranks: list[dict[str, Any]]) -> None:
+    """As torch.distributed.pipelining does, and Accelerate in `trigger_sync_in_backward`."""
+    assert [found["not seen"] for found in ranks] == [{"reduces": 0, "no_sync": 1}] * WORLD
 
 
 @pytest.mark.parametrize("sends", [True, False])

@@ -15,7 +15,7 @@ from autoddp.worker.ddp.wrapped import Wrapped
 UNPICKLED = "the script trains a DDP object that it has unpickled or copied"
 """See `DdpEvents.unknown_trains`."""
 
-PASSES_BY = "the script prepares the reducer of a DDP object whose forward it does not call"
+PASSES_BY = "the script prepares the reducer of a DDP object itself, where no forward pass of the object does"
 """See `ReductionSwitch.script_prepares`."""
 
 CAPTURES = "the script captures passes of DDP in a CUDA graph of its own"

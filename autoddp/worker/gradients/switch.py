@@ -32,10 +32,10 @@ class ReductionSwitch:
         self.put_off = False
         """Whether the backward pass of the present forward pass leaves its reduction to a later one."""
         self.script_prepares: Callable[[object], None] = lambda reducer: None
-        """Called where a script prepares the reducer of an object whose forward it never called with gradients."""
+        """Called where a script prepares the reducer of an object no forward pass of which has reduced just before."""
         self._read_by_ddp = False
-        self._asked: weakref.WeakSet[DDP] = weakref.WeakSet()
-        """Objects of which DDP has asked whether they reduce, so far."""
+        self._asked: weakref.WeakKeyDictionary[DDP, bool] = weakref.WeakKeyDictionary()
+        """Objects of which DDP has asked whether they reduce → what the script had them do, when it asked last."""
 
     def install(self) -> None:
         """Put the property on the class; the instances keep their own values in their dictionaries."""
@@ -46,12 +46,13 @@ class ReductionSwitch:
     def _may_be_prepared(self, reducer: object) -> bool:
         """Whether this reducer may be prepared for a backward pass; DDP itself does so only where it reduces.
 
-        Some scripts do so too: Lightning where a module optimizes by hand, Accelerate in `trigger_sync_in_backward`.
+        Some scripts do so too: Lightning where a module optimizes by hand, within a forward pass that reduces;
+        Accelerate in `trigger_sync_in_backward`, and torch's pipelines, after forward passes under `no_sync`.
         """
         if self._read_by_ddp:
             return True
         ddp = next((one for one in self._asked if one.__dict__.get("reducer") is reducer), None)
-        if ddp is None:
+        if ddp is None or not self._asked[ddp]:
             self.script_prepares(reducer)
         return self.on or ddp is None or must_reduce(ddp) or self._of(ddp) is None
 
@@ -67,7 +68,7 @@ class ReductionSwitch:
     def _get(self, ddp: DDP) -> bool:
         if not self._read_by_ddp:
             return self.as_written(ddp)
-        self._asked.add(ddp)
+        self._asked[ddp] = self.as_written(ddp)
         return self.reduces(ddp)
 
     @contextlib.contextmanager
