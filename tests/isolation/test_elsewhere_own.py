@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from launchers import ROOT
@@ -49,5 +50,29 @@ def test_another_process_of_the_user_is_none_of_the_attempt(hides: int) -> None:
     room = ["unshare", "-m", "-p", "-f", "--kill-child", "--propagation", "private", "sh", "-c"]
     mounts = f'mount -t proc -o hidepid={hides} proc /proc && "$@"; exit $?'
     words = [*room, mounts, "sh", sys.executable, "-c", LOOKS]
+    run = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+
+
+KEEPS = """
+import os, socket, sys
+from autoddp.isolation.elsewhere import own
+os.chdir(sys.argv[1])
+launcher, another = (socket.socket(socket.AF_UNIX) for _ in range(2))
+for end, name in ((launcher, "s"), (another, "t")):
+    end.bind(os.path.abspath(name))
+    end.listen()
+if not os.fork():
+    launcher.close()
+    another.close()
+    own.count_below(os.getpid(), os.path.abspath("s"))
+    os._exit(0 if own.serves_path(os.path.abspath("s")) and not own.serves_path(os.path.abspath("t")) else 1)
+assert os.wait()[1] == 0
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs the kernel's lists of sockets")
+def test_the_launchers_socket_is_none_of_others(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", KEEPS, str(tmp_path)]
     run = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr

@@ -237,6 +237,21 @@ def test_ranks_that_elastic_spawns_begin_under_guard(aim: list[str], tmp_path: P
     assert launch.stdout == ("" if aim else "rate 3\n" * 2)
 
 
+@pytest.mark.whole
+@pytest.mark.parametrize("level", ["overlay", "guard"])
+def test_a_script_that_closes_all_its_files_is_tuned(level: str, tmp_path: Path) -> None:
+    """As daemons do. It then counts as a program that nobody knows, and connects to the launcher all the same."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"import os, runpy, sys; os.closerange(3, 1024); sys.path[0] = {str(SCRIPTS)!r}; "
+        f"runpy.run_path({str(SCRIPTS / 'plain.py')!r}, None, '__main__')"
+    )
+    launch = run(BRIEF, tmp_path / "run", str(script), "--isolation", level, env=LONG)
+    assert launch.returncode == 0, launch.stderr[-2000:]
+    assert "not tuned" not in launch.stderr
+    assert summary(launch)["trials"]
+
+
 def test_programs_that_only_start_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under guard each Python checks itself. numactl is the usual reason for --no-python."""
     for name, first in (("entry", f"#!{sys.executable}"), ("shell", "#!/bin/sh")):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -63,3 +64,19 @@ def test_a_number_that_is_known_once_all_have_come_so_far(ranks: list[RankStore]
     first, second = ranks
     assert [first.once_all_have("come", 7), first.once_all_have("come", 8)] == [None, None]
     assert [second.once_all_have("come", 5), first.once_all_have("come", 9)] == [5, 5]
+
+
+def test_a_store_that_cannot_be_reached_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody can hear this rank: the others would wait for it for hours."""
+    monkeypatch.setattr(rank_store, "_CONNECTS", timedelta(seconds=1))
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", free_port())
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(RuntimeError, match="client socket"):
+        RankStore()
+
+
+def test_a_rank_that_evaluates_alone_is_waited_for(ranks: list[RankStore]) -> None:
+    store = ranks[0].__dict__["_store"].underlying_store
+    assert store.timeout == rank_store._PATIENCE > rank_store._CONNECTS

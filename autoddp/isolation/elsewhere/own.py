@@ -14,16 +14,21 @@ _LISTENS = "0A"  # a socket's state in /proc/net/tcp
 _ACCEPTS = 0x10000  # a flag of a socket with a listener, in /proc/net/unix
 _roots = (os.getppid() if os.getppid() > 1 else os.getpid(),)
 """What has started this process, also in a fork of it. 1 has adopted it, or it is the first one of a container."""
+_launcher = ""
+"""The launcher's socket, where this is the keeper."""
 _ANY = ("0.0.0.0", "::")
 """Addresses at which a client reaches its own machine."""
 _known: set[str] = set()
 """Sockets that were found to be the attempt's, by the numbers that the kernel gives them."""
 
 
-def count_below(pid: int) -> None:
-    """Count as the attempt's what this process has started: for the keeper, which is none of the attempt itself."""
-    global _roots
-    _roots = (pid,)
+def count_below(pid: int, launcher: str = "") -> None:
+    """Count as the attempt's what this process has started: for the keeper, which is none of the attempt itself.
+
+    `launcher`: the path of the launcher's socket, to which ranks connect. The launcher is none of the attempt either.
+    """
+    global _roots, _launcher
+    _roots, _launcher = (pid,), launcher
 
 
 def serves_port(port: int) -> bool:
@@ -32,8 +37,8 @@ def serves_port(port: int) -> bool:
 
 
 def serves_path(path: str) -> bool:
-    """Whether all that listens on this Unix socket belongs to the attempt, or nothing listens there."""
-    return _are_own_at(path, _ACCEPTS)
+    """Whether all that listens on this Unix socket belongs to the tuning run, or nothing listens there."""
+    return path == _launcher or _are_own_at(path, _ACCEPTS)
 
 
 def runs_peer(place: int | str, mine: int = 0) -> bool:

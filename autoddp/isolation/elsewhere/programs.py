@@ -104,7 +104,7 @@ class ProgramWatch:
         """Watch the attempt whose first process this is."""
         self._root = root
         self._theirs.close()
-        count_below(os.getpid())
+        count_below(os.getpid(), IsolationPlan.parse(self._plan).socket if self._plan else "")
 
     @property
     def awaited(self) -> list[socket.socket | int]:

@@ -20,12 +20,14 @@ from autoddp.worker.process.clock_offset import ClockOffset, Now, answer, ask, c
 
 _PART = 4 * 2**20  # bytes of a value: torch's store closes the connection at 8 MiB
 _PATIENCE = timedelta(hours=2)  # long, because one rank may evaluate alone for long; the launcher detects hangs
+_CONNECTS = timedelta(minutes=1)  # the store is there; a rank may be allowed to open no more files, or be cut off
 
 
 class RankStore:
     """Rank 0 gathers and broadcasts values. Every rank must call the same methods in the same order.
 
-    Each call costs one or two round trips to the store. Calls are made outside of timed blocks.
+    Each call costs one or two round trips to the store. Calls are made outside of timed blocks. To make one is torch's
+    RuntimeError where the store cannot be reached within a minute.
     """
 
     def __init__(self) -> None:
@@ -36,7 +38,8 @@ class RankStore:
         # The store there is that of the elastic agent. If it is rank 0's, it is where the script wants it.
         is_agents = started_with("TORCHELASTIC_USE_AGENT_STORE", "") == "True"
         told = started_with if is_agents else os.environ.__getitem__
-        store = TCPStore(told("MASTER_ADDR"), int(told("MASTER_PORT")), None, False, _PATIENCE)
+        store = TCPStore(told("MASTER_ADDR"), int(told("MASTER_PORT")), None, False, _CONNECTS)
+        store.set_timeout(_PATIENCE)
         self._store = PrefixStore(f"autoddp/{started_with('TORCHELASTIC_RUN_ID', '')}", store)
         self._turn = 0
 
