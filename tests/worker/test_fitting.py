@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import forks
 import pytest
 import torch
-from fitting_checks import CASES, HAS_VIEWS, WORLD
+import torch.distributed as dist
+from fitting_checks import BATCH, CASES, FEATURES, HAS_VIEWS, WORLD, Network, order_of
 from launchers import environment
+from on_ranks import on_ranks
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from autoddp.worker.ddp.private import store_of
+from autoddp.worker.job import applying, fitting
+from autoddp.worker.job.applying import start_applying
 
 REFUSED = {
     "hook refused": "plain",
@@ -233,3 +241,27 @@ def test_no_hook_divides_by_ranks_that_have_no_inputs_any_more(folder: Path) -> 
     assert found["hooks"] == [0]
     (line,) = found["told"]
     assert line.startswith("warning: the recipe's hook is left out from here on: the script uses join()")
+
+
+def without_autoddp_on_one(rank: int) -> dict[str, Any]:
+    """Rank 1 trains as written, as where autoddp could not begin: it never says whether the recipe fits."""
+    said: list[str] = []
+    if rank == 0:
+        fitting._SILENT = 0.1
+        applying._warn = said.append
+        start_applying(order_of(CASES["hook fits"], Path(), ""))
+    group = dist.new_group(timeout=timedelta(seconds=5))
+    model = DDP(Network(), process_group=group)
+    store_of(model).set_timeout(timedelta(seconds=1))
+    try:
+        model(torch.ones(BATCH, FEATURES)).sum().backward()
+    except BaseException as error:  # `JobStops` on rank 0; gloo's on rank 1, which nobody meets
+        said.append(str(error))
+    return {"said": said}
+
+
+def test_a_rank_without_autoddp_is_told_of_and_not_waited_for_for_ever(tmp_path: Path) -> None:
+    found, _ = on_ranks(WORLD, without_autoddp_on_one, tmp_path)
+    word, end = found["said"]
+    assert word.startswith("1 of 2 ranks have come to their first reduction, and wait for the others")
+    assert "the job stops after 1 s" in end

@@ -21,8 +21,10 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+from autoddp.errors import JobStops
 from autoddp.files import write_whole
 from autoddp.recipe import input_differences, of_model
+from autoddp.units import duration
 from autoddp.wire.started_with import local_rank, started_with
 from autoddp.worker.ddp.backward import after_this_backward, when_backward_begins
 from autoddp.worker.ddp.handlers import DdpEvents
@@ -38,6 +40,7 @@ from autoddp.worker.hooks.exact import exact_mean
 _FITS = "fits"
 _SOON = 10.0  # seconds for an answer that must be there already
 _LOOKS, _LOOKS_LATER = 0.002, 0.05  # seconds between two looks into the store, at first and at most
+_SILENT = 60.0  # seconds of waiting, after which one rank says so
 
 
 @dataclass(frozen=True)
@@ -181,13 +184,24 @@ class Fitting(DdpEvents):
     def _settle(self, one: _Object, seconds: float | None) -> None:
         """Wait for the decision of all ranks, for at most so long; None: as long as a collective may take.
 
-        If not all ranks have answered by then, nothing is refused.
+        If not all ranks have answered by then, nothing is refused; with None the job stops. A rank in which autoddp
+        could not begin never answers, and must not reduce with ranks that use the recipe's hook.
         """
         ddp = one.wrapped.ddp
         assert ddp is not None
-        store, size = store_of(ddp), ddp.process_group.size()
+        store, size, mine = store_of(ddp), ddp.process_group.size(), str(ddp.process_group.rank())
         limit = store.timeout.total_seconds() if seconds is None else seconds
-        all_have_said = waited(lambda: store.add(f"{one.key}/said", 0) >= size, limit)
+
+        def have_said() -> int:
+            return int(store.add(f"{one.key}/said", 0))
+
+        all_have_said = waited(lambda: have_said() >= size, min(limit, _SILENT))
+        if not all_have_said and seconds is None:
+            if store.compare_set(f"{one.key}/waits", "", mine).decode() == mine:
+                self._warn(_waits(have_said(), size))
+            if not waited(lambda: have_said() >= size, limit - _SILENT):
+                raise JobStops(f"autoddp: {_waits(have_said(), size)}; the job stops after {duration(limit)}")
+            all_have_said = True
         # The first rank decides for all, also for ranks that have waited until the limit: all must do the same.
         answer = store.compare_set(f"{one.key}/answer", "", _found(store, one.key) if all_have_said else _FITS)
         one.answer = "" if answer.decode() == _FITS else answer.decode()
@@ -228,6 +242,13 @@ class Fitting(DdpEvents):
         except OSError:
             return False
         return True
+
+
+def _waits(have: int, size: int) -> str:
+    return (
+        f"{have} of {size} ranks have come to their first reduction, and wait for the others to begin a forward pass; "
+        "a rank in which autoddp did not begin (a warning above tells why) never will: --trials 0 launches without it"
+    )
 
 
 def _name(group: dist.ProcessGroup) -> str:
