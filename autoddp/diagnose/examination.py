@@ -28,6 +28,7 @@ _FEWEST_FIRST, _MOST_FIRST = 6, 150
 """Steps of the first record: enough to see what happens every tenth step, where steps are short."""
 _MOST_RECORDS = 4  # as long as the first one: events that have been seen too seldom are waited for
 _NOT_PROVED = "; not proved: "
+_MINOR = 4.0  # times as much as a more special cause costs a whole that stands before it
 _ROUGH = 0.1  # of a price: an interval that reaches further to either side is made smaller by more rounds
 
 
@@ -274,12 +275,14 @@ def told_apart(findings: Sequence[Finding], least: float, transfer: float = 0.0)
     # A whole that names what to change may stand before what is beside it. What is not proved either stands before it,
     # too: it names what to change.
     kinds = ("part", "beside") if general is exposed else ("part",)
-    alike = [one for one in found if general is not None and one.status == general.status]
-    after = min((one.seconds for one in alike if CAUSES[one.cause].explains in kinds), default=math.inf)
+    told = next((one for one in found if general is not None and one.cause == general.cause), None)
+    alike = [one for one in found if told is not None and one.status == told.status]
+    named = [one.seconds for one in alike if CAUSES[one.cause].explains in kinds]
+    after = min((price for price in named if told is not None and _MINOR * price >= told.seconds), default=math.inf)
 
     def place(one: Finding) -> tuple[bool, float, bool]:
         # What can be mended stands before what it is a part of.
-        is_whole = general is not None and one.cause == general.cause
+        is_whole = one is told
         return one.status != "proved", -(min(one.seconds, after) if is_whole else one.seconds), is_whole
 
     return sorted(found, key=place)

@@ -174,6 +174,15 @@ def test_what_is_proved_stands_first_and_a_part_before_its_whole() -> None:
     ]
 
 
+@pytest.mark.parametrize(("price", "first"), [(4.0, "uneven_work"), (1.0, "exposed_communication")])
+def test_the_whole_stands_before_a_part_that_hardly_counts(price: float, first: str) -> None:
+    findings = [
+        Finding("uneven_work", (0, 1), price, 0.9 * price, 1.1 * price, "proved", "seen", "mend it"),
+        Finding("exposed_communication", (0, 1), 15.0, 14.0, 16.0, "proved", "seen", "tune"),
+    ]
+    assert told_apart(findings, least=0.1)[0].cause == first
+
+
 def test_small_batches_stand_before_the_little_that_ranks_wait_for_each_other() -> None:
     findings = [
         Finding("small_batch", (0, 1), 5.9, None, None, "suspected", "seen; not proved: not tried", "more rows"),
