@@ -170,6 +170,10 @@ class ScriptSource:
             or any(written_out.search(text) or key.match(text) for text in self._strings)
         )
 
+    def declares(self, option: str) -> bool:
+        """Whether the option is written out in the source, as argparse and click want it."""
+        return option in self._strings
+
     def mentions(self, variable: str) -> bool:
         """Whether the script may read that variable of the environment: its name is written there, in any case."""
         if self._words is None:

@@ -214,7 +214,7 @@ def _divide(
         if fits:
             why = f"whose source has {option}" if source.readable else "whose options are not known"
             says.append(f"{shlex.join(words)} is passed to {name}, {why}; for autoddp write it before the script")
-        elif option in look_alikes:
+        elif option in look_alikes and not source.declares(option):
             passed.append(option)
         theirs.append(after[position])
         position += 1

@@ -236,6 +236,18 @@ def test_an_option_that_the_script_has_too(script: Path, words: list[str]) -> No
     assert parse(["-m", "train", *words]).torchrun.training_script_args == words
 
 
+def test_an_option_that_is_only_the_scripts_needs_no_word(script: Path) -> None:
+    """Most training scripts have --seed and --output, so a line would stand at each start of most jobs."""
+    words = ["train.py", "--seed", "42", "--output=o", "--log_dir", "l"]
+    assert parse(words).says == (
+        "--seed, --output, --log_dir are passed to train.py; for autoddp write them before the script",
+    )
+    script.write_text("add('--seed', '--output')\n")
+    assert parse(words).says == ("--log_dir is passed to train.py; for autoddp write it before the script",)
+    script.write_text("add('--seed', '--output')\nadd('--log_dir')\n")
+    assert parse(words).says == ()
+
+
 def test_a_program_whose_options_nobody_knows() -> None:
     found = parse(["--no-python", "bash", "--trials", "3"])
     assert (found.trials, found.torchrun.training_script_args) == (None, ["--trials", "3"])
