@@ -259,9 +259,9 @@ class Terminal(Observer):
     def final(self, number: int, planned: int) -> None:
         """A final round has ended."""
         if number == 1:
-            self._finals_began = time.monotonic()
-            if not self._console.is_terminal:
+            if not self._finals_began and not self._console.is_terminal:  # a study may have several finals
                 self._line("final rounds: your settings and the best ones take turns")
+            self._finals_began = time.monotonic()
         self._note(f"final round {number} of {planned} at most")
         each = (time.monotonic() - self._finals_began) / (number - 1) if number > 1 else 0.0
         most = f"{duration(each * (planned - number))} left at most" if each else ""

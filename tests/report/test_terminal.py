@@ -92,6 +92,15 @@ def test_by_default_a_study_is_few_lines(link: float, allow: Rung, tmp_path: Pat
     assert re.search(r"^trial +1/20", log, re.MULTILINE)
 
 
+def test_finals_are_announced_once(tmp_path: Path, file: File) -> None:
+    with contextlib.redirect_stderr(file):
+        terminal = Terminal(StudySettings().allows, tmp_path / "tuning.log")
+        for number in (1, 2, 1, 2, 3):
+            terminal.final(number, 3)
+        terminal.close()
+    assert file.getvalue().count("take turns") == 1
+
+
 def test_the_best_so_far_is_one_that_is_allowed(tmp_path: Path, file: File) -> None:
     outcome = file.studied(tmp_path, SimulatedJob(), trials=9, all_trials=True, allow=Rung.EXACT)
     allowed = [record.seconds for record in outcome.trials if record.configuration.rung is Rung.EXACT]
