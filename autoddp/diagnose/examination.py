@@ -28,7 +28,7 @@ _FEWEST_FIRST, _MOST_FIRST = 6, 150
 """Steps of the first record: enough to see what happens every tenth step, where steps are short."""
 _MOST_RECORDS = 4  # as long as the first one: events that have been seen too seldom are waited for
 _NOT_PROVED = "; not proved: "
-_MINOR = 4.0  # times as much as a more special cause costs a whole that stands before it
+_MINOR = 4.0  # a whole that costs more than so many times a special cause stands before that one
 _ROUGH = 0.1  # of a price: an interval that reaches further to either side is made smaller by more rounds
 
 

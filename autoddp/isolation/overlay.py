@@ -132,7 +132,7 @@ def enter(
         with contextlib.suppress(OSError):
             give_up_capabilities()
     elif not as_user:
-        with contextlib.suppress(OSError):  # root of a container may not give it up, and has none to give up either
+        with contextlib.suppress(OSError):  # a container may forbid it, and has mostly not given the right
             give_up_network_settings()
     _try_writing(here)
     return build.read_only

@@ -18,7 +18,10 @@ _THREADS = 1000  # numbers of threads of each process: no two processes share on
 
 @dataclass(frozen=True)
 class Slice:
-    """Nanoseconds since the trace began: whole numbers, so that slices that touch do not overlap by rounding."""
+    """Something that lasts. Times are nanoseconds since the trace began.
+
+    They are whole numbers, so that slices that touch do not overlap by rounding.
+    """
 
     name: str
     begin: int

@@ -1,7 +1,8 @@
-"""Gradients under `gradient_as_bucket_view` where the script itself waits for the reductions (torch 2.15)."""
+"""Gradients under `gradient_as_bucket_view`: models that are dropped, and scripts that wait for their reductions."""
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any, cast
 
@@ -46,6 +47,26 @@ def trains(rank: int) -> dict[str, Any]:
             optimizer.step()
         found[name] = (turned, [p.detach() for p in ddp.parameters()])
     return found | {"told": told}
+
+
+def drops_its_model(rank: int) -> dict[str, Any]:
+    """Goes backward through a model that it has dropped, as torch lets it; nothing is reduced then."""
+    patch = Patch()
+    patch.configuration = VIEW
+    switch = ReductionSwitch(patch.of)
+    patch.events = BucketViews(switch, lambda why: None)
+    patch.install()
+    switch.install()
+    layer = nn.Linear(4, 2)
+    error = DDP(layer)(torch.ones(1, 4)).sum()
+    gc.collect()
+    assert patch.alive() == []
+    error.backward()
+    return {"gradient": layer.weight.grad}
+
+
+def test_a_model_may_be_dropped_before_its_backward_pass(tmp_path: Path) -> None:
+    assert [one["gradient"].tolist() for one in on_ranks(2, drops_its_model, tmp_path)] == [[[1.0] * 4] * 2] * 2
 
 
 @pytest.mark.skipif(not hasattr(DDP, "finalize_backward"), reason="needs torch 2.15, whose DDP has finalize_backward")

@@ -15,7 +15,7 @@ from launchers import environment
 from on_ranks import on_ranks
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from autoddp.worker.ddp.private import store_of
+from autoddp.worker.ddp.private import time_limit_of
 from autoddp.worker.job import applying, fitting
 from autoddp.worker.job.applying import start_applying
 
@@ -245,23 +245,27 @@ def test_no_hook_divides_by_ranks_that_have_no_inputs_any_more(folder: Path) -> 
 
 def without_autoddp_on_one(rank: int) -> dict[str, Any]:
     """Rank 1 trains as written, as where autoddp could not begin: it never says whether the recipe fits."""
-    said: list[str] = []
+    patient = DDP(Network(), process_group=dist.new_group(timeout=timedelta(hours=5)))
+    found: dict[str, Any] = {"limits": [time_limit_of(patient), time_limit_of(DDP(Network()))], "said": []}
     if rank == 0:
         fitting._SILENT = 0.1
-        applying._warn = said.append
+        fitting.time_limit_of = lambda ddp: 1.0  # type: ignore[attr-defined]
+        applying._warn = found["said"].append
         start_applying(order_of(CASES["hook fits"], Path(), ""))
-    group = dist.new_group(timeout=timedelta(seconds=5))
-    model = DDP(Network(), process_group=group)
-    store_of(model).set_timeout(timedelta(seconds=1))
+    model = DDP(Network())
     try:
         model(torch.ones(BATCH, FEATURES)).sum().backward()
-    except BaseException as error:  # `JobStops` on rank 0; gloo's on rank 1, which nobody meets
-        said.append(str(error))
-    return {"said": said}
+    except BaseException as error:  # `JobStops`, and nobody else's
+        found["said"].append(str(error))
+        dist.all_reduce(torch.zeros(sum(p.numel() for p in model.parameters())))  # for which rank 1 waits
+    return found
 
 
 def test_a_rank_without_autoddp_is_told_of_and_not_waited_for_for_ever(tmp_path: Path) -> None:
-    found, _ = on_ranks(WORLD, without_autoddp_on_one, tmp_path)
+    found, other = on_ranks(WORLD, without_autoddp_on_one, tmp_path)
     word, end = found["said"]
     assert word.startswith("1 of 2 ranks have come to their first reduction, and wait for the others")
     assert "the job stops after 1 s" in end
+    assert other["said"] == []
+    for limits in (found["limits"], other["limits"]):  # else a job could stop that torchrun would train
+        assert limits == [pytest.approx(5 * 3600, abs=1), pytest.approx(100, abs=1)]

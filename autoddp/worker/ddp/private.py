@@ -11,6 +11,7 @@ import functools
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import timedelta
 from typing import Any, cast
 
 import torch
@@ -298,6 +299,19 @@ def _store_of(group: Any) -> Any:
         return dist.distributed_c10d._get_process_group_store(group)
     except (AttributeError, KeyError):
         return None
+
+
+def time_limit_of(ddp: DDP) -> float:
+    """Seconds that a collective of the object's process group may take, or those of its store where they are more.
+
+    A group may have more than its store, by an argument of `new_group` or by a store that the script has made.
+    """
+    try:
+        of_group: timedelta = cast("Any", ddp.process_group)._get_backend(device_of(ddp)).options._timeout
+    except (AttributeError, RuntimeError):  # a backend without such options
+        of_group = timedelta()
+    of_store: timedelta = store_of(ddp).timeout
+    return max(of_group, of_store).total_seconds()
 
 
 def backend_of(ddp: DDP) -> str:

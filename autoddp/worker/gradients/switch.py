@@ -32,10 +32,10 @@ class ReductionSwitch:
         self.put_off = False
         """Whether the backward pass of the present forward pass leaves its reduction to a later one."""
         self.script_prepares: Callable[[object], None] = lambda reducer: None
-        """Called where a script prepares the reducer of an object no forward pass of which has reduced just before."""
+        """Called where a script prepares the reducer of an object whose last forward pass, if any, does not reduce."""
         self._read_by_ddp = False
         self._asked: weakref.WeakKeyDictionary[DDP, bool] = weakref.WeakKeyDictionary()
-        """Objects of which DDP has asked whether they reduce → what the script had them do, when it asked last."""
+        """Object → whether its last forward pass reduces, as the script has it; of those of which DDP has asked."""
 
     def install(self) -> None:
         """Put the property on the class; the instances keep their own values in their dictionaries."""

@@ -273,7 +273,8 @@ class BucketViews(DdpEvents):
 
     @torch.no_grad()
     def _begins(self, one: _Watched) -> None:
-        if one.passes:
+        ddp = one.wrapped.ddp
+        if one.passes or ddp is None:  # the script may drop its model between the two passes
             return
         one.passes = True
         if one.give_places_back():
@@ -283,8 +284,7 @@ class BucketViews(DdpEvents):
             self._give_copies(one)
             one.saved = [(view, view.clone(), same_version_again(view)) for view in kept]
         one.begins()
-        assert one.wrapped.ddp is not None  # the pass holds it
-        after_reduction(one.wrapped.ddp, one.reduces, lambda: self._ended(one))
+        after_reduction(ddp, one.reduces, lambda: self._ended(one))
 
     @torch.no_grad()
     def _ended(self, one: _Watched) -> None:

@@ -30,7 +30,7 @@ from autoddp.worker.ddp.backward import after_this_backward, when_backward_begin
 from autoddp.worker.ddp.handlers import DdpEvents
 from autoddp.worker.ddp.inputs import compares, inputs_of
 from autoddp.worker.ddp.model import Model
-from autoddp.worker.ddp.private import device_of, store_of
+from autoddp.worker.ddp.private import device_of, store_of, time_limit_of
 from autoddp.worker.ddp.wrapped import Wrapped, why_another_world
 from autoddp.worker.gradients.switch import ReductionSwitch
 from autoddp.worker.hooks import Hook
@@ -190,7 +190,7 @@ class Fitting(DdpEvents):
         ddp = one.wrapped.ddp
         assert ddp is not None
         store, size, mine = store_of(ddp), ddp.process_group.size(), str(ddp.process_group.rank())
-        limit = store.timeout.total_seconds() if seconds is None else seconds
+        limit = time_limit_of(ddp) if seconds is None else seconds
 
         def have_said() -> int:
             return int(store.add(f"{one.key}/said", 0))
@@ -246,8 +246,9 @@ class Fitting(DdpEvents):
 
 def _waits(have: int, size: int) -> str:
     return (
-        f"{have} of {size} ranks have come to their first reduction, and wait for the others to begin a forward pass; "
-        "a rank in which autoddp did not begin (a warning above tells why) never will: --trials 0 launches without it"
+        f"{have} of {size} ranks have come to their first reduction, and wait for the others to begin a forward "
+        "pass; a rank in which autoddp did not begin (a warning above says why) never will: --trials 0 launches "
+        "without a recipe"
     )
 
 

@@ -26,8 +26,8 @@ _CONNECTS = timedelta(minutes=1)  # the store is there; a rank may be allowed to
 class RankStore:
     """Rank 0 gathers and broadcasts values. Every rank must call the same methods in the same order.
 
-    Each call costs one or two round trips to the store. Calls are made outside of timed blocks. To make one is torch's
-    RuntimeError where the store cannot be reached within a minute.
+    Each call costs one or two round trips to the store. Calls are made outside of timed blocks. Making one raises
+    torch's RuntimeError where the store cannot be reached within a minute.
     """
 
     def __init__(self) -> None:
