@@ -40,6 +40,7 @@ from autoddp.processes.signals import NOT_FOR_THE_KEEPER
 from autoddp.processes.silence import awaiting
 from autoddp.processes.standard_streams import StandardStreams
 from autoddp.runs.removal import remove_folder
+from autoddp.wire.worker_config import KEEPER
 
 if TYPE_CHECKING:
     from autoddp.isolation.elsewhere.programs import ProgramWatch
@@ -278,9 +279,10 @@ def _why_not(shelter: Shelter, launcher: Connection) -> str:
     The child looks at every mount of the host. One that does not answer must hold up neither the job nor its end.
     """
     reader, writer = Pipe(duplex=False)
+    own = os.getpid()
     child = os.fork()
     if child == 0:
-        _try(shelter, writer)
+        _try(own, shelter, writer)
     writer.close()
     why = _outcome(reader, launcher)
     reader.close()
@@ -297,14 +299,15 @@ class _LooksAt:
     path: str
 
 
-def _try(shelter: Shelter, writer: Connection) -> None:
-    """The child's part of `_why_not`; never returns."""
+def _try(keeper: int, shelter: Shelter, writer: Connection) -> None:
+    """The child's part of `_why_not`; never returns. `keeper`: the keeper's process id."""
     why = "it ended too early"
     try:
         _close_all_but(writer.fileno())
         nowhere = os.open(os.devnull, os.O_RDWR)
         for number in range(3):  # whoever reads the launcher's output need not wait for a child that cannot be killed
             os.dup2(nowhere, number)
+        _end_with(keeper)
         _enter(shelter, lambda path: writer.send(_LooksAt(path)))
         why = ""
     except BaseException as error:
@@ -338,10 +341,11 @@ def _run(connection: Connection, attempt: Attempt) -> None:
     streams = StandardStreams()
     alive, child_holds = os.pipe()  # closed by the kernel when the child ends
     watch = ProgramWatch(attempt.environment.get(VARIABLE, ""))
+    own = os.getpid()
     child = os.fork()
     if child == 0:
         os.close(alive)
-        _attempt(connection, attempt, child_holds, watch)
+        _attempt(own, connection, attempt, child_holds, watch)
     os.close(child_holds)
     watch.begin(child)
     try:
@@ -374,12 +378,13 @@ def _clean_up_after(shelter: Shelter) -> None:
         remove_folder(shelter.layers.scratch)
 
 
-def _attempt(connection: Connection, attempt: Attempt, alive: int, watch: ProgramWatch) -> None:
+def _attempt(keeper: int, connection: Connection, attempt: Attempt, alive: int, watch: ProgramWatch) -> None:
     """Be the attempt's own process: isolate it, then run elastic in it. Never returns."""
     from autoddp.torchrun.options import other_program
 
     failure = "it could not begin"
     try:
+        _end_with(keeper)
         for number in _heeded:
             signal.signal(number, signal.SIG_DFL)
         os.setsid()  # the terminal stops no process of another session, such as elastic where it prints a warning
@@ -387,6 +392,7 @@ def _attempt(connection: Connection, attempt: Attempt, alive: int, watch: Progra
         _close_all_but(connection.fileno(), alive, watch.fileno())
         os.environ.clear()
         os.environ.update(attempt.environment)
+        os.environ[KEEPER] = str(keeper)
         tempfile.tempdir = None  # Python keeps the launcher's; guard gives TMPDIR, and elastic makes files there
         _enter(attempt.shelter)
         if not watch.hold():
@@ -418,12 +424,15 @@ def _be_the_first_to_be_killed() -> None:
         file.write("1000")
 
 
-def _enter(shelter: Shelter, looks: Callable[[str], None] = lambda path: None) -> None:
+def _end_with(keeper: int) -> None:
     if sys.platform == "linux":
         from autoddp.isolation.kernel.syscalls import die_with_parent, leave_no_core_files
 
-        die_with_parent(signal.SIGKILL)
+        die_with_parent(signal.SIGKILL, keeper)
         leave_no_core_files()  # of ranks that a trial aborts: they would fill the upper layer, or lie beside the script
+
+
+def _enter(shelter: Shelter, looks: Callable[[str], None] = lambda path: None) -> None:
     if shelter.level is Level.OVERLAY:
         assert shelter.layers is not None
         enter(shelter.layers, shelter.real, shelter.important, looks)

@@ -125,7 +125,7 @@ def isolate(plan: str) -> None:
         with past_the_script():
             from autoddp.worker.process.isolated import start
 
-            start(plan, is_rank="AUTODDP_WORKER_TUNES" in os.environ)
+            start(plan, os.environ.pop("AUTODDP_WORKER_KEEPER", ""))
     except BaseException as error:  # this may be another Python, which lacks a package of autoddp's or is too old
         if _runs_a_program_of_the_system():
             return

@@ -104,12 +104,13 @@ def _become_supervisor(connection: socket.socket, mask: Iterable[int]) -> None:
 
     os.setsid()
     adopt_orphans()
+    own = os.getpid()
     launcher = processes.fork()
     if launcher == 0:
         connection.close()
         os.setsid()
         # If it is the supervisor that is killed, the launcher still ends its ranks.
-        die_with_parent(signal.SIGTERM)
+        die_with_parent(signal.SIGTERM, own)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         return
     try:

@@ -125,7 +125,8 @@ def be_torchrun() -> None:
     if sys.platform == "linux":
         from autoddp.isolation.kernel.syscalls import die_with_parent, leave_no_core_files
 
-        die_with_parent(signal.SIGTERM)  # elastic ends the ranks then; until it is imported there are none
+        # Elastic ends the ranks then; until it is imported there are none.
+        die_with_parent(signal.SIGTERM, os.getppid())
         leave_no_core_files()  # NCCL's watchdog aborts a rank under a setting that hangs, in the user's folder
     for name in [one for one in os.environ if one.startswith("PET_")]:
         del os.environ[name]  # torchrun's options for the user's job: `meeting_words` has what is this job's too

@@ -17,6 +17,8 @@ USERS_PYTHONPATH = "AUTODDP_USERS_PYTHONPATH"
 """PYTHONPATH as the user had it, to be put back; absent if there was none."""
 INJECT = Path(__file__).parents[1] / "inject"
 """The folder of `sitecustomize.py`, which Python imports at its start if this folder is in PYTHONPATH."""
+KEEPER = "AUTODDP_WORKER_KEEPER"
+"""The keeper's process id: ranks of a tuning attempt do not outlive it. Each rank removes the variable at once."""
 LAUNCHER = "AUTODDP_NAMES_ERRORS_FOR"
 """The launcher's process id: the ranks, its children, leave the cause of their end for elastic's summary."""
 

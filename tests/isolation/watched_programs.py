@@ -93,9 +93,10 @@ def outcome(code: str, launcher: socket.socket, path: str, known: dict[str, Any]
 
 def main() -> None:
     """Run all cases, in a process that has nothing of what is outside of them."""
+    own = os.getpid()
     others = os.fork()
     if others == 0:
-        die_with_parent(signal.SIGKILL)  # also where a case has ended the keeper
+        die_with_parent(signal.SIGKILL, own)  # also where a case has ended the keeper
         signal.pause()
     with (
         tempfile.TemporaryDirectory(prefix="held-") as name,  # short, as the paths of Unix sockets have to be

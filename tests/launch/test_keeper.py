@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import resource
+import select
 import signal
 import subprocess
 import sys
@@ -23,13 +24,17 @@ from autoddp.attempts.keeper import Attempt, Keeper, Shelter
 from autoddp.commandline.mode import choose_to_diagnose
 from autoddp.commandline.words import parse
 from autoddp.isolation import Level
+from autoddp.isolation.children import VARIABLE as ISOLATION
+from autoddp.isolation.elsewhere import programs
 from autoddp.isolation.kernel import syscalls
+from autoddp.isolation.plan import IsolationPlan
 from autoddp.processes import silence
 from autoddp.processes.polling import polls
 from autoddp.processes.signals import NOT_FOR_THE_KEEPER
 from autoddp.processes.silence import awaiting
 from autoddp.torchrun import jobs
 from autoddp.torchrun.options import meeting_words
+from autoddp.wire.worker_config import INJECT, KEEPER
 
 
 @pytest.fixture
@@ -149,6 +154,72 @@ def test_a_late_word_to_stop_names_no_folders(tmp_path: Path, monkeypatch: pytes
     keeper._connection.send(keeper_module._STOP)
     keeper.close()
     assert removed.read_text().splitlines() == [str(tmp_path / "scratch")]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing tells a process of its parent's end")
+def test_a_keeper_that_is_killed_while_an_attempt_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by `pkill -9 -f autoddp`. The attempt was left running: its parent's end came before it had asked for it."""
+    begins, goes_on = os.pipe(), os.pipe()
+    end_with = keeper_module._end_with
+
+    def late(parent: int) -> None:
+        os.write(begins[1], b"begins\n")
+        os.read(goes_on[0], 1)
+        end_with(parent)
+        os.write(begins[1], b"is left running\n")
+
+    monkeypatch.setattr(keeper_module, "_end_with", late)
+    monkeypatch.setattr(keeper_module, "_close_all_but", lambda *kept: None)
+    keeper = Keeper()
+    ended: list[str] = []
+    runs = threading.Thread(target=lambda: ended.append(keeper.run(an_attempt(tmp_path), print, lambda: False)))
+    runs.start()
+    with os.fdopen(begins[0]) as told:
+        assert told.readline()
+        os.kill(keeper.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, keeper.pid, os.WEXITED | os.WNOWAIT)
+        os.write(goes_on[1], b"x")
+        os.close(begins[1])
+        assert told.read() == ""  # until the child has ended, too
+    runs.join(60)
+    keeper.close()
+    assert ended == ["the process that watches over the attempt was killed"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no calls are held")
+def test_an_attempt_that_is_killed_while_it_asks_what_the_kernel_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asks by a child, which then waited for ever."""
+    monkeypatch.setattr(programs.os, "open", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    held, holds = os.pipe()
+    attempt = os.fork()
+    if attempt == 0:
+        try:
+            os.setpgid(0, 0)
+            programs._memory_can_be_read()
+        finally:
+            os._exit(0)
+    os.close(holds)
+    assert os.waitstatus_to_exitcode(os.waitpid(attempt, 0)[1]) == -signal.SIGKILL
+    is_left = not select.select([held], [], [], 60)[0]
+    if is_left:
+        os.killpg(attempt, signal.SIGKILL)
+    os.close(held)
+    assert not is_left, "its child waits"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing tells a process of its parent's end")
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_a_rank_that_begins_after_its_keeper_was_killed(is_gone: bool, tmp_path: Path) -> None:
+    """It would wait for its process group, for half an hour, with what it holds of a GPU."""
+    keeper = os.getpid()
+    if is_gone:
+        with subprocess.Popen(["true"]) as ended:
+            keeper = ended.pid
+    plan = IsolationPlan(Level.OFF, str(tmp_path / "socket")).text()
+    own = {ISOLATION: plan, KEEPER: str(keeper), "PYTHONPATH": os.pathsep.join([str(INJECT), str(ROOT)])}
+    says = f"import os; print({KEEPER!r} in os.environ)"
+    done = subprocess.run([sys.executable, "-c", says], env={**os.environ, **own}, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == ((-signal.SIGKILL, "") if is_gone else (0, "False\n")), done.stderr
 
 
 def test_a_keeper_that_does_not_answer_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ from autoddp.isolation.elsewhere.processes import go_on_after_signals
 from autoddp.isolation.elsewhere.system_calls import judge_call
 from autoddp.isolation.elsewhere.unwatched import judge_unwatched
 from autoddp.isolation.kernel.seccomp import HeldCall, hold_calls, let_go, next_held
+from autoddp.isolation.kernel.syscalls import die_with_parent
 from autoddp.isolation.pipes import OTHERS, Pipes
 from autoddp.isolation.plan import IsolationPlan
 from autoddp.isolation.stopping import connected, request, stopper
@@ -39,8 +40,10 @@ _LOOKS = 5.0  # seconds between two looks at what programs wait for
 
 def _memory_can_be_read() -> bool:
     """Whether the kernel lets a process read the memory of one that it has started: some hosts forbid it (Yama)."""
+    own = os.getpid()
     child = os.fork()
     if child == 0:
+        die_with_parent(signal.SIGKILL, own)
         while True:
             signal.pause()
     try:

@@ -63,9 +63,14 @@ def pivot_into(root: str) -> None:
     os.chdir("/")
 
 
-def die_with_parent(signal_number: int) -> None:
-    """The kernel sends this process that signal when the thread that made it ends."""
+def die_with_parent(signal_number: int, parent: int) -> None:
+    """The kernel sends this process that signal when the thread that made it ends.
+
+    `parent`: the process id of its parent. Where that has ended before this call, the process sends it itself.
+    """
     _prctl(_PR_SET_PDEATHSIG, signal_number)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal_number)
 
 
 def adopt_orphans() -> None:

@@ -64,7 +64,7 @@ def main() -> None:
 
     All end with the launcher.
     """
-    _end_with_parent()
+    _end_with(os.getppid())
     plan = codec.decode(Path(sys.argv[1]).read_text(encoding="utf-8"), Replay)
     result = Path(sys.argv[2])
     torch.set_num_threads(1)  # no thread may be there before the forks
@@ -95,9 +95,10 @@ def _start(plan: Replay, found: Replayed, result: Path) -> bool:
     """Fork the ranks, which add their rounds to what was found and write it; whether none of them has failed."""
     # Its own store: another program's time-outs and keys stay away from it.
     reads, writes = os.pipe()
+    own = os.getpid()
     store = os.fork()
     if store == 0:
-        _end_after(lambda: _serve(writes))
+        _end_after(lambda: _serve(own, writes))
     os.close(writes)
     with os.fdopen(reads) as pipe:
         port = int(pipe.readline())
@@ -106,7 +107,7 @@ def _start(plan: Replay, found: Replayed, result: Path) -> bool:
     for rank in range(plan.ranks):
         pid = os.fork()
         if pid == 0:
-            _end_after(lambda: _rank(plan, found, rank, port, result))  # noqa: B023 - called at once
+            _end_after(lambda: _rank(own, plan, found, rank, port, result))  # noqa: B023 - called at once
         children[pid] = rank
     failed = False
     while children:
@@ -123,20 +124,20 @@ def _start(plan: Replay, found: Replayed, result: Path) -> bool:
     return not failed
 
 
-def _serve(pipe: int) -> None:
+def _serve(parent: int, pipe: int) -> None:
     """Keep a store as torchrun's agent does, and write its port: ranks that make groups wait for it."""
-    _end_with_parent()
+    _end_with(parent)
     store = store_on_loopback()
     os.write(pipe, f"{store.port}\n".encode())
     os.close(pipe)
     signal.pause()
 
 
-def _end_with_parent() -> None:
+def _end_with(parent: int) -> None:
     if sys.platform == "linux":
         from autoddp.isolation.kernel.syscalls import die_with_parent, leave_no_core_files
 
-        die_with_parent(signal.SIGKILL)
+        die_with_parent(signal.SIGKILL, parent)
         leave_no_core_files()
 
 
@@ -154,8 +155,8 @@ def _end_after(work: Callable[[], None]) -> None:
         os._exit(code)
 
 
-def _rank(plan: Replay, found: Replayed, rank: int, port: int, result: Path) -> None:
-    _end_with_parent()
+def _rank(parent: int, plan: Replay, found: Replayed, rank: int, port: int, result: Path) -> None:
+    _end_with(parent)
     if sys.platform == "linux":
         # As torchrun's ranks: the kernel shares cores between sessions first (autogroups), then among the threads of
         # each. In one session small calls of four ranks on two cores took a third longer.

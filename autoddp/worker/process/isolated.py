@@ -20,6 +20,7 @@ import wrapt
 
 from autoddp.isolation import Level
 from autoddp.isolation.children import mark_as_checked, watch_children
+from autoddp.isolation.elsewhere.own import is_below
 from autoddp.isolation.hooks import check_events, rebind
 from autoddp.isolation.locks import beneath_the_overlay, watch_locks
 from autoddp.isolation.pipes import Pipes, watch_pipes
@@ -45,16 +46,25 @@ _OF_THE_OVERLAY = (
 )
 """Errors that only the overlay causes: number, text, and what the user is told happens under it."""
 
+_HIDDEN = 0
+"""What `own.parent_of` gives for a process that /proc does not show: behind that one the keeper may be."""
 
-def start(text: str, is_rank: bool) -> None:
-    """Start the isolation. `text` is the value of the variable that holds the isolation plan. Does not import torch."""
+
+def start(text: str, keeper: str) -> None:
+    """Start the isolation. Does not import torch.
+
+    `text` is the value of the variable that holds the isolation plan, `keeper` that of a rank's `worker_config.KEEPER`.
+    """
     plan = IsolationPlan.parse(text)
     stop = stopper(plan.socket)
     pipes = Pipes(plan.began)
-    if is_rank and sys.platform == "linux":
+    if keeper and sys.platform == "linux":
         from autoddp.isolation.kernel.syscalls import die_with_parent
 
-        die_with_parent(signal.SIGKILL)  # this is a rank, which must not outlive an attempt that is killed
+        # This is a rank, which must not outlive an attempt that is killed, nor one that was killed before this.
+        die_with_parent(signal.SIGKILL, os.getppid())
+        if not is_below(os.getpid(), int(keeper), _HIDDEN):
+            os.kill(os.getpid(), signal.SIGKILL)
     mark_as_checked()  # before the guard, which lets nothing load a library by ctypes
     watch_children(text)
     note_ports(os.path.dirname(plan.socket))
