@@ -118,6 +118,8 @@ class Limits:
         self.hosts.waits(self.waiting.waited(machine.ended))
         if machine.measuring and (line := self.waiting.for_whom(self.hosts.at_work, self.hosts.unheard)):
             self.say(f"{line}{self._at_most}")
+        if machine.is_starting and self.enough is None and (line := self.waiting.own_ranks()):
+            self.say(line)
         if machine.is_starting and self._is_enough():
             self.job.give_up(NO_DDP)
             return True

@@ -21,12 +21,18 @@ _FRESH = 5.0  # seconds after which a heartbeat says nothing any more; each rank
 _FOR_WHOM = 10.0  # seconds for which a rank waits for another one before a line names that one
 _GIVEN_UP = 1800.0  # seconds without a movement of any rank; the usual time limit of torch's collectives
 _BARE = 10.0  # seconds with torch in a process, and autoddp in none: a file *.pth may import torch before autoddp
+_JOINS = 20.0  # seconds for which ranks have stood where they wait for processes of their own
 _NO_STEP = 7200.0  # seconds without a first measurement, where ranks move: they may look for what never comes
 NOT_BEGUN = (
     "autoddp has got into no rank: it takes a Python that reads PYTHONPATH, which is not read under -I, -E and -S, and "
     "is not there under `env -i` and in many containers"
 )
 """Why nothing can be measured where ranks begin without the worker."""
+_OWN_RANKS = (
+    "the script waits for processes that it has started itself. If they are its ranks, they wait in vain, because "
+    "torchrun keeps the store at which ranks meet: stop this, and start it with --nproc-per-node 1 --objective steps"
+)
+"""What is told once where that may be so. For certain it is known only when they give up, half an hour later."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +108,7 @@ class Waiting:
     def __post_init__(self) -> None:
         self._began = self.clock()
         self._ranks = Ranks(self.heartbeats, self.clock)
-        self._told = False
+        self._told = self._told_of_own = False
         self._bare_since = 0.0
 
     def waited(self, ended: Collection[int]) -> float:
@@ -124,6 +130,15 @@ class Waiting:
         now = self.clock()
         still = now - max([self._began, *(seen.moved for seen in self._ranks.look().values())])
         return f"no rank has moved for {duration(still)}: {self.where()}" if still > _GIVEN_UP else ""
+
+    def own_ranks(self) -> str:
+        """Call this repeatedly before the first steps: a line, once, where the ranks may have started others."""
+        now, ranks = self.clock(), self._ranks.look().values()
+        stand = bool(ranks) and all(seen.said.joins and now - seen.moved > _JOINS for seen in ranks)
+        if not stand or self._told_of_own:
+            return ""
+        self._told_of_own = True
+        return _OWN_RANKS
 
     def no_step(self) -> str:
         """Why the attempt must be ended that has no limit in time: it has come to no measurement for hours; else ""."""

@@ -366,7 +366,7 @@ def _chosen_mode(options: Options) -> Mode:
             raise NotTuned("with one rank there is nothing to tune; start two ranks or more, e.g. --nproc-per-node 2")
         says = (
             "with one rank there is nothing to tune: launching as torchrun would; if DDP's process group has one "
-            "rank too, its reduction is left out (exact)"
+            "rank too, its reduction is left out (exact). A script that starts its own ranks needs --objective steps"
         )
         return replace(mode, tune=False, bypass=True, says=says)
     found = [saved(path) for path in found_recipes(options)] if options.trials is None else []

@@ -14,3 +14,5 @@ class Heartbeat(Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds for which it has stood at this place of the code."""
     waits: float = 0.0
     """Seconds for which it has done nothing but wait for other ranks; 0.0 if it works, or rests of its own accord."""
+    joins: bool = False
+    """Whether it waits for the end of processes that it has started by `multiprocessing`."""

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from launchers import AUTODDP, start, whole, with_limits
+from launchers import AUTODDP, start, unwrapped, whole, with_limits
 
 from autoddp.attempts.limits import Limits
 from autoddp.attempts.rank_states import Waiting
@@ -42,6 +42,35 @@ def test_the_ranks_and_their_places_are_named(tmp_path: Path) -> None:
     (end,) = [line for line in launch.stderr.splitlines() if "no recipe was written: " in line]
     assert "no rank has moved for 2" in end
     assert "rank 0 waits in init_process_group" in end
+    assert "started itself" not in launch.stderr
+    assert launch.returncode == 1
+    assert launch.processes() == []
+
+
+OWN_RANKS = """
+import multiprocessing, os, time
+
+def train(*_):
+    time.sleep(1000)
+
+if os.environ["RANK"] == "0":
+    process = multiprocessing.get_context("fork").Process(target=train)
+    process.start()
+    process.join()
+else:
+    import torch.multiprocessing
+    torch.multiprocessing.start_processes(train, nprocs=2, start_method="fork")
+"""
+
+
+def test_ranks_that_the_script_starts_itself_wait_in_vain(tmp_path: Path) -> None:
+    """As in torch's first lesson on DDP, under `mp.spawn`: where they were was told for half an hour, and not why."""
+    script = tmp_path / "train.py"
+    script.write_text(OWN_RANKS)
+    words = ["--nproc-per-node", "2", "--trials", "1", "--tune-only", str(script)]
+    shorter = {"attempts.rank_states._JOINS": 1.0, "attempts.rank_states._GIVEN_UP": 8.0}
+    launch = start(with_limits(shorter), tmp_path / "run", words).wait()
+    assert unwrapped(launch.stderr).count("the script waits for processes that it has started itself. If they are") == 1
     assert launch.returncode == 1
     assert launch.processes() == []
 

@@ -52,6 +52,8 @@ _WAITS_IN = (
     "autoddp.worker.process.rank_store",
 )
 """Modules, each with those below it, whose functions call into C to wait for other ranks."""
+_JOINS_IN = ("torch.multiprocessing.spawn", "multiprocessing.process")
+"""Modules whose `join` waits for the end of processes that the script has started."""
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 _NOT_THE_USERS = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}", _PACKAGE)
 _DECORATORS = frozenset(("wrapper", "wrapped", "inner", "inside", "patched", "decorate_context"))
@@ -134,6 +136,7 @@ class Looks:
             if position != self._position:
                 self._place = where(frame)
             may_wait = _is_where_ranks_wait(frame)
+            joins = _joins(frame)
             del frame
         if position != self._position:
             self._position, self._here_since, self._activity = position, now, None
@@ -146,7 +149,7 @@ class Looks:
             self._waits_since = None
         self._looked = now
         waited = 0.0 if self._waits_since is None else now - self._waits_since
-        return Heartbeat(self._place, round(now - self._here_since, 1), round(waited, 1))
+        return Heartbeat(self._place, round(now - self._here_since, 1), round(waited, 1), joins)
 
 
 @dataclass(frozen=True)
@@ -209,6 +212,14 @@ def _cpu_of(process: int) -> float:
 def _is_where_ranks_wait(frame: FrameType | None) -> bool:
     name = "" if frame is None else str(frame.f_globals.get("__name__", ""))
     return any(name == module or name.startswith(f"{module}.") for module in _WAITS_IN)
+
+
+def _joins(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_name == "join" and frame.f_globals.get("__name__") in _JOINS_IN:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _position(frame: FrameType | None) -> tuple[object, ...]:
