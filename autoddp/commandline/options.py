@@ -278,13 +278,15 @@ class Options:
 
     @property
     def elsewhere(self) -> str:
-        """What goes elsewhere, because the current folder cannot be written; "" if nothing does."""
+        """What goes elsewhere, and which folder cannot be written; "" if nothing does."""
         says = []
         if self.output == self.folders.output != OUTPUT:
             says.append(f"run folders go to {self.output} (--output names another place)")
         if self.recipe is None and self.folders.recipes != Path():
             says.append(f"the recipe goes to {self.folders.recipes} (--recipe names another file)")
-        return f"the current folder cannot be written: {'; '.join(says)}" if says else ""
+        # of a folder that several users share, only the runs' folder may be another user's
+        which = f"the folder {OUTPUT}" if self.folders.recipes == Path() else "the current folder"
+        return f"{which} cannot be written: {'; '.join(says)}" if says else ""
 
 
 def spelled(name: str) -> str:

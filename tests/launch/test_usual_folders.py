@@ -163,6 +163,14 @@ def test_an_output_folder_that_is_writable_is_used_in_a_folder_that_is_not(read_
     assert "recipe" in request.elsewhere
 
 
+def test_where_only_the_folder_for_runs_is_another_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / OUTPUT).touch()  # takes no files, whoever asks
+    monkeypatch.chdir(tmp_path)
+    request = parse(WORDS)
+    assert request.recipe_path == Path(f"{tmp_path.name}.train.autoddp.toml")
+    assert request.elsewhere.startswith(f"the folder .autoddp cannot be written: run folders go to {request.output} (")
+
+
 def test_folders_are_made_for_this_user_alone(tmp_path: Path) -> None:
     make(tmp_path / "a" / "b")
     assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("a", "a/b")] == [0o700, 0o700]
