@@ -9,6 +9,7 @@ import pty
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -605,6 +606,34 @@ def test_a_folder_that_the_overlay_of_a_user_cannot_cover_is_written_under_guard
     else:
         assert "another attempt; isolation: guard" in done.stderr
         assert "this folder cannot be changed under the overlay: [Errno 30] Read-only file system" in done.stderr
+
+
+@pytest.mark.skipif(not may_bind(), reason="needs root, to become a user beside another one")
+def test_a_database_of_another_user_is_written_under_guard() -> None:
+    """In a user's overlay no file of another owner can be changed. SQLite says that in words of its own."""
+    writes = (
+        "import os, sqlite3\n"
+        "with sqlite3.connect('runs.db', timeout=60) as database:\n"
+        "    database.execute('insert into runs values (1)')\n"
+        "os.write(1, b'written\\n')\n"
+    )
+    with Room(ORDINARY, private=False) as room:  # the checkout may be below /tmp
+        (room.work / "writes.py").write_text(writes)
+        room.settle()
+        with contextlib.closing(sqlite3.connect(room.work / "runs.db")) as database:
+            database.execute("create table runs (number)")
+        (room.work / "runs.db").chmod(0o666)
+        lines = [*_readable_interpreter(), f"cd {room.work}", 'exec "$@"']
+        as_root = ["unshare", "-m", "--propagation", "private", "bash", "-c", " && ".join(lines), "room"]
+        command = [*as_root, *room.prefix(), *AUTODDP, "--nproc-per-node", "2", "writes.py"]
+        done = subprocess.run(
+            command, cwd=room.work, env=room.environment({}), capture_output=True, text=True, timeout=300
+        )
+        with contextlib.closing(sqlite3.connect(room.work / "runs.db")) as database:
+            written = database.execute("select count(*) from runs").fetchone()
+    assert (done.returncode, done.stdout, written) == (0, "written\n" * 2, (2,)), done.stderr
+    assert "another attempt; isolation: guard" in done.stderr
+    assert "files of another group cannot be changed under the overlay: attempt to write a readonly" in done.stderr
 
 
 @pytest.mark.skipif(not may_bind(), reason="needs the overlay")

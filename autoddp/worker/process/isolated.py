@@ -33,9 +33,11 @@ _COPYING = {"open", "os.chmod", "os.chown", "os.truncate", "os.utime", "os.setxa
 """Audit events of operations that make an overlay copy a whole file."""
 _OF_THE_NAME = {"os.link", "os.rename"}
 """Audit events that take a symbolic link itself; the others change the file to which it leads."""
+_OF_SQLITE = ("attempt to write a readonly database", "unable to open database file")
+"""SQLite's words for whatever the system says."""
 _OF_THE_OVERLAY = (
     # The user namespace has no mapping for the file's owner or group.
-    (errno.EOVERFLOW, ["value too large for"], "files of another group cannot be changed"),
+    (errno.EOVERFLOW, ["value too large for", *_OF_SQLITE], "files of another group cannot be changed"),
     # A folder with mounts below it cannot be covered by an overlay of an ordinary user.
     (errno.EROFS, ["read-only file system", "os error 30"], "this folder cannot be changed"),
     # autofs mounts a folder at its first use in the host's namespace, and only there.
