@@ -440,12 +440,21 @@ def _copy_status(path: str, upper: str) -> None:
     mode = stat.S_IMODE(found.st_mode)
     with contextlib.suppress(OSError):  # an owner that is not mapped here
         os.chown(upper, found.st_uid, found.st_gid)
-    if os.stat(upper).st_uid != found.st_uid:
+    if os.stat(upper).st_uid != found.st_uid or (found.st_uid == os.geteuid() != 0 and not _is_owned(path)):
         # The upper folder belongs to this user, who must not be able to do more in it than in the real one.
         allowed = sum(bit for bit in (os.R_OK, os.W_OK, os.X_OK) if os.access(path, bit))
         mode = (mode & 0o7077) | (allowed << 6)
     os.chmod(upper, mode)
     os.utime(upper, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
+def _is_owned(folder: str) -> bool:
+    """Whether this user owns a folder that seems to be his: in a user namespace all others' are of the user nobody."""
+    try:
+        os.close(os.open(folder, os.O_DIRECTORY | os.O_NOATIME))  # refused to whom it does not belong
+    except OSError:
+        return False
+    return True
 
 
 def _prepare(path: str, folder: str, upper: str) -> None:

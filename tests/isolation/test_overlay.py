@@ -602,6 +602,21 @@ def test_a_folder_that_the_script_needs_and_that_cannot_be_covered_refuses_the_w
     assert done.stdout.startswith("OverlayRefused the overlay cannot be mounted ("), done.stderr
 
 
+def test_the_user_nobody_may_do_no_more_than_without_it(place: Place) -> None:
+    """In a user namespace the folders of all others seem to be those of nobody, such as a script's user in a pod."""
+    if place.user is None:
+        pytest.skip("root may write everywhere")
+    nobody = int(Path("/proc/sys/kernel/overflowuid").read_text())
+    own = place.work / "folder"
+    os.chown(place.base, nobody, nobody)  # for the layers
+    os.chown(own, nobody, nobody)
+    found = Place(place.base, nobody).run("""
+        for path in ("/", ".", "folder", base):
+            found[path] = os.access(path, os.W_OK)
+        """)
+    assert found == {"/": False, ".": False, "folder": True, str(place.base): True}
+
+
 def test_a_rename_that_a_class_keeps_is_the_one_that_copies(tmp_path: Path) -> None:
     """As in pathlib of Python 3.10, which may be imported before the isolation begins or after it."""
     program = """
