@@ -55,3 +55,7 @@ def _require_room(request: BenchRequest) -> None:
         raise UsageError(f"bench: --output {output}: cannot be written; name a folder that can")
     if svg is not None and (os.path.isdir(svg) or not os.access(svg if os.path.exists(svg) else svg.parent, os.W_OK)):
         raise UsageError(f"bench: --svg {svg}: cannot be written; name a file in a folder that exists")
+    if svg is not None:
+        from autoddp.report.svg import require_replaceable
+
+        require_replaceable(svg, "bench: --svg")

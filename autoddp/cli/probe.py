@@ -127,8 +127,10 @@ def _unread(output: Output) -> int:
 
 def _write_svg(place: str, node: Node) -> None:
     from autoddp.report.node_svg import svg
+    from autoddp.report.svg import require_replaceable
 
     try:
+        require_replaceable(Path(place), "probe: --svg")
         Path(place).write_text(svg(node), encoding="utf-8")
     except OSError as problem:
         raise UsageError(f"probe: --svg {place}: {os.strerror(problem.errno or 0)}; name a file in a folder") from None

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from html import escape
+from pathlib import Path
 
+from autoddp.errors import UsageError
+from autoddp.files import read_at_most
 from autoddp.log import printable
+
+_BEGINNING = b"<svg "  # of every drawing that `document` makes
 
 
 def document(width: int, height: int, title: str, parts: Iterable[str]) -> str:
@@ -14,6 +20,12 @@ def document(width: int, height: int, title: str, parts: Iterable[str]) -> str:
     body = "\n".join(["", title_of(title), background, *parts, ""])
     head: dict[str, str | float] = {"xmlns": "http://www.w3.org/2000/svg", "viewBox": f"0 0 {width} {height}"}
     return element("svg", body, **head, width=width, height=height, font_family="sans-serif", font_size=12) + "\n"
+
+
+def require_replaceable(path: Path, option: str) -> None:
+    """UsageError where a file that is no drawing stands at `path`, such as the script after `--svg` without a name."""
+    if os.path.isfile(path) and read_at_most(path, len(_BEGINNING)) not in (b"", _BEGINNING):
+        raise UsageError(f"{option} {printable(str(path))}: not a drawing, so it is not replaced; name another file")
 
 
 def element(name: str, inside: str = "", /, **attributes: str | float) -> str:

@@ -139,6 +139,16 @@ def test_places_are_looked_at_first(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         bench.run([*TWO, *words])
 
 
+def test_no_other_file_is_replaced_by_the_drawing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from autoddp.cli import bench
+
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("import torch\n")
+    with pytest.raises(UsageError, match="not a drawing, so it is not replaced"):
+        bench.run([*TWO, "--svg", "train.py"])
+    assert Path("train.py").read_text() == "import torch\n"
+
+
 def test_torchruns_words_are_torchruns() -> None:
     words = ["--nnodes", "2", "--rdzv-backend", "c10d", "--budget", "1m", "--rdzv-endpoint", "h0:29400", *TWO, "--json"]
     request = parse([*words, "--max-size", "64M", "--factor=4", "--backend", "gloo"])

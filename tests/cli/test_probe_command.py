@@ -39,6 +39,14 @@ def test_this_node(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [tmp_path / "here.svg"]
 
 
+def test_a_drawing_replaces_an_older_one_and_an_empty_file(tmp_path: Path) -> None:
+    place = tmp_path / "here.svg"
+    place.touch()
+    for _ in range(2):
+        assert run(["--svg", str(place)]) == 0
+        assert place.read_text().endswith("</svg>\n")
+
+
 def test_a_file_gets_no_colours(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for name, value in {"TERM": "xterm", "FORCE_COLOR": "1"}.items():
         monkeypatch.setenv(name, value)
@@ -172,6 +180,7 @@ def test_every_kind_of_file(capsys: pytest.CaptureFixture[str], option: str, fil
         (("--sysfs", "rubbish"), "--sysfs rubbish: not a folder"),
         (("--sysfs", "empty"), ""),
         (("--svg", "nowhere/x.svg"), "--svg nowhere/x.svg: No such file or directory"),
+        (("--svg", "rubbish"), "--svg rubbish: not a drawing, so it is not replaced; name another file"),
         (("--topo-matrx", "rubbish"), "--topo-matrx rubbish (did you mean '--topo-matrix'?); see autoddp probe"),
         (("surplus",), "probe: "),
     ],
@@ -192,6 +201,7 @@ def test_bad_input_is_one_line(
     assert (error.value.exit_code, capsys.readouterr().out) == (2, "")
     assert says in str(error.value)
     assert "\n" not in str(error.value)
+    assert (tmp_path / "rubbish").read_bytes() == bytes(range(256)) * 40
 
 
 def test_it_is_shown_as_one_line(tmp_path: Path) -> None:
