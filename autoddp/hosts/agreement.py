@@ -294,8 +294,9 @@ def _reached(torchrun: argparse.Namespace) -> _Place:
         say_if_not_ours(endpoint, ours, tell)
     handler = meetings.meeting_point(torchrun, "plan")
     board = board or connect()  # this process's own store begins with the meeting point
-    last_call, run_id = options.last_call(torchrun), str(torchrun.rdzv_id)
-    arrivals = Arrivals(board, endpoint, run_id, options.node_range(torchrun), last_call, connect, has_store)
+    run_id, nodes = str(torchrun.rdzv_id), options.node_range(torchrun)
+    limits = (options.last_call(torchrun), options.patience_with_hosts(torchrun))
+    arrivals = Arrivals(board, endpoint, run_id, nodes, *limits, connect, has_store)
     notices = Notices(board, run_id)
     place = _Place(handler, endpoint, has_store, static, arrivals, notices)
     if has_store:

@@ -129,9 +129,10 @@ def say_if_not_ours(endpoint: Endpoint, ours: set[str], say: Callable[[str], Non
 class Arrivals:
     """Who has come to the endpoint. Each host sets a key in `board`, a store of torch's that all hosts share.
 
-    `nodes`: the fewest and the most hosts. Once the fewest have come, others may come for `last_call` seconds.
-    `connect` makes another connection to the board: it finds out whether long messages get through. `is_here`: whether
-    this host keeps the board; a name may stand for another host on each of them, and then all do.
+    `nodes`: the fewest and the most hosts. If the fewest have not come after `patience` seconds, this host gives up;
+    once they have come, others may come for `last_call` seconds. `connect` makes another connection to the board: it
+    finds out whether long messages get through. `is_here`: whether this host keeps the board; a name may stand for
+    another host on each of them, and then all do.
     """
 
     def __init__(
@@ -141,11 +142,12 @@ class Arrivals:
         run_id: str,
         nodes: tuple[int, int],
         last_call: float,
+        patience: float,
         connect: Callable[[], Any],
         is_here: bool = False,
     ) -> None:
         self._board, self._endpoint, self._run_id, self._nodes = board, endpoint, run_id, nodes
-        self._last_call, self._is_here = last_call, is_here
+        self._last_call, self._patience, self._is_here = last_call, patience, is_here
         self._at = f"{endpoint}, which is this host" if is_here and not _is_address(endpoint.host) else f"{endpoint}"
         with contextlib.suppress(RuntimeError):  # it is for messages only; the meeting itself reports what is wrong
             number = board.add("arrived", 1)
@@ -176,8 +178,11 @@ class Arrivals:
                 asked.answer(threading.TIMEOUT_MAX)
                 self._board.delete_key(stuck)
 
-    def so_far(self) -> str:
-        """How many hosts have arrived, and which; "" where the store does not answer."""
+    def so_far(self, goes_on: bool = False) -> str:
+        """How many hosts have arrived, and which; "" where the store does not answer.
+
+        `goes_on`: whether the wait for them goes on; then also until when.
+        """
         try:
             came = range(1, self._board.add("arrived", 0) + 1)
             everybody = [json.loads(self._board.get(f"arrived/{number}")) for number in came]
@@ -189,6 +194,7 @@ class Arrivals:
             return ""
         wanted = f"{fewest}" if fewest == most else f"{fewest} to {most}"
         text = f"{len(here)} of {wanted} hosts have arrived at {self._at} ({', '.join(here)})"
+        text += f"; the wait ends after {duration(self._patience)}" if goes_on and len(here) < fewest else ""
         if fewest <= len(here) < most:
             text += f"; others may come for {duration(self._last_call)}"
         others = [f"{name} ({run_id})" for run_id, name in everybody if run_id != self._run_id]
@@ -216,7 +222,8 @@ class Arrivals:
 
         def watch() -> None:
             while not over.wait(_ARRIVED):
-                text = _within(_GATHERING, self.so_far, f"{self._endpoint} does not answer: the link to it may be down")
+                silent = f"{self._endpoint} does not answer: the link to it may be down"
+                text = _within(_GATHERING, lambda: self.so_far(goes_on=True), silent)
                 if text and told.line != f"waiting: {text}" and not over.is_set():
                     told.line = f"waiting: {text}"
                     say(told.line)

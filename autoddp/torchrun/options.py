@@ -23,6 +23,7 @@ from autoddp.torchrun.surroundings import quiet_elastic
 
 TIMEOUT = 900  # seconds; torchrun's own for a static rendezvous, where --rdzv-conf names none
 _LAST_CALL = 30  # seconds; torch's own, likewise
+_JOIN_TIMEOUT = 600  # seconds; torch's own for c10d, likewise
 _READ_TIMEOUT = 60  # seconds; torch's own for c10d, likewise
 LOOKS = 0.1  # seconds between two looks of elastic at ranks that are not the real job's; torch's own default
 _LONGEST_SLEEP = 1e9  # seconds; time.sleep refuses some more
@@ -319,6 +320,12 @@ def endpoint_patience(torchrun: argparse.Namespace) -> float:
     static = torchrun.rdzv_backend == "static"
     name, usual = ("timeout", TIMEOUT) if static else ("read_timeout", _READ_TIMEOUT)
     return float(rendezvous_settings(torchrun).get(name, usual))
+
+
+def patience_with_hosts(torchrun: argparse.Namespace) -> float:
+    """Seconds that this host waits at the endpoint until the fewest hosts have come, see `other_rendezvous`."""
+    usual = endpoint_patience(torchrun) if torchrun.rdzv_backend == "static" else _JOIN_TIMEOUT
+    return float(rendezvous_settings(torchrun).get("join_timeout", usual))
 
 
 def last_call(torchrun: argparse.Namespace) -> float:

@@ -1,6 +1,7 @@
 """Hosts that cannot meet: one line, exit code 2, nothing started."""
 
 import itertools
+import queue
 import re
 import signal
 import socket
@@ -13,6 +14,7 @@ from torch.distributed import HashStore
 from autoddp.errors import UsageError
 from autoddp.network import gathering
 from autoddp.network.gathering import Arrivals, Endpoint, wait_for_answer
+from autoddp.torchrun import options
 from autoddp.torchrun.meetings import end_in_silence
 
 
@@ -78,7 +80,7 @@ def test_an_endpoint_that_answers_no_more_is_told_while_hosts_gather(monkeypatch
         told.set()
 
     place = Endpoint("--rdzv-endpoint", "10.0.0.1", 29500)
-    with Arrivals(Silent(), place, "job", (2, 2), 30.0, HashStore).told(say):
+    with Arrivals(Silent(), place, "job", (2, 2), 30.0, 600.0, HashStore).told(say):
         assert told.wait(60)
     over.set()
     assert said[0] == "waiting: 10.0.0.1:29500 does not answer: the link to it may be down"
@@ -88,12 +90,31 @@ def test_who_has_come_of_a_range_of_hosts_and_how_long_others_may():
     board, place = HashStore(), Endpoint("--rdzv-endpoint", "10.0.0.1", 29500)
     here, said = socket.gethostname(), []
     for _ in range(3):
-        said.append(Arrivals(board, place, "job", (2, 3), 30.0, lambda: board, is_here=True).so_far())
+        said.append(Arrivals(board, place, "job", (2, 3), 30.0, 600.0, lambda: board, is_here=True).so_far())
     assert said == [
         f"1 of 2 to 3 hosts have arrived at 10.0.0.1:29500 ({here})",
         f"2 of 2 to 3 hosts have arrived at 10.0.0.1:29500 ({here}, {here}); others may come for 30 s",
         f"3 of 2 to 3 hosts have arrived at 10.0.0.1:29500 ({here}, {here}, {here})",
     ]
+
+
+@pytest.mark.parametrize(
+    ("words", "limit"),
+    [
+        (["--rdzv-backend", "c10d"], "10 min 0 s"),
+        (["--rdzv-backend", "c10d", "--rdzv-conf", "join_timeout=7"], "7 s"),
+        ([], "15 min 0 s"),
+        (["--rdzv-conf", "timeout=20"], "20 s"),
+    ],
+)
+def test_a_host_that_waits_for_others_says_until_when(words, limit, monkeypatch):
+    monkeypatch.setattr(gathering, "_ARRIVED", 0.1)
+    torchrun = options.torchrun_parser().parse_args(["--nnodes", "2", *words, "train.py"])
+    board, place, said = HashStore(), Endpoint("--rdzv-endpoint", "10.0.0.1", 29500), queue.Queue()
+    limits = (options.last_call(torchrun), options.patience_with_hosts(torchrun))
+    with Arrivals(board, place, "job", (2, 2), *limits, lambda: board, is_here=True).told(said.put):
+        here = f"1 of 2 hosts have arrived at 10.0.0.1:29500 ({socket.gethostname()})"
+        assert said.get(timeout=60) == f"waiting: {here}; the wait ends after {limit}"
 
 
 @pytest.mark.parametrize("node", [0, whole(1)], ids=["with the endpoint", "the other"])
