@@ -400,16 +400,16 @@ def _conf(settings: Mapping[str, str]) -> str:
 @contextlib.contextmanager
 def rendezvous_errors(arguments: argparse.Namespace, arrivals: Arrivals | None = None) -> Iterator[None]:
     """Make an error of the rendezvous a UsageError of one line: it comes before anything is started."""
-    from torch.distributed.elastic.rendezvous import RendezvousError
+    from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousTimeoutError
 
     try:
         yield
     except (ValueError, ImportError, RendezvousError) as error:
         where = _rendezvous_words(arguments)
         came = f"; {so_far}" if arrivals is not None and (so_far := arrivals.so_far()) else ""
-        raise UsageError(
-            f"the hosts cannot meet ({where}): {first_line(error.__cause__ or error)}{came}: check both on every host"
-        ) from None
+        late = isinstance(error, RendezvousTimeoutError)  # which has no text
+        why = "not all of them came in time" if late else first_line(error.__cause__ or error).rstrip(".")
+        raise UsageError(f"the hosts cannot meet ({where}): {why}{came}; check these options on every host") from None
 
 
 def _rendezvous_words(arguments: argparse.Namespace) -> str:

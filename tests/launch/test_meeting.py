@@ -15,7 +15,7 @@ from autoddp.errors import UsageError
 from autoddp.network import gathering
 from autoddp.network.gathering import Arrivals, Endpoint, wait_for_answer
 from autoddp.torchrun import options
-from autoddp.torchrun.meetings import end_in_silence
+from autoddp.torchrun.meetings import end_in_silence, meeting_point
 
 
 def test_an_unknown_rendezvous_is_one_line(tmp_path):
@@ -115,6 +115,16 @@ def test_a_host_that_waits_for_others_says_until_when(words, limit, monkeypatch)
     with Arrivals(board, place, "job", (2, 2), *limits, lambda: board, is_here=True).told(said.put):
         here = f"1 of 2 hosts have arrived at 10.0.0.1:29500 ({socket.gethostname()})"
         assert said.get(timeout=60) == f"waiting: {here}; the wait ends after {limit}"
+
+
+def test_hosts_that_have_not_come_are_the_reason():
+    """torch's error for that has no text, and the line had its type."""
+    words = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-conf"]
+    torchrun = options.torchrun_parser().parse_args(["--nnodes", "2", *words, "is_host=1,join_timeout=1", "train.py"])
+    handler = meeting_point(torchrun, "plan")
+    with pytest.raises(UsageError) as ended, options.rendezvous_errors(torchrun):
+        handler.next_rendezvous()
+    assert str(ended.value).endswith("): not all of them came in time; check these options on every host")
 
 
 @pytest.mark.parametrize("node", [0, whole(1)], ids=["with the endpoint", "the other"])
