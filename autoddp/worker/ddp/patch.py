@@ -100,6 +100,7 @@ class Patch:
 
     def install(self) -> None:
         """Patch the class in place."""
+        private.warn_at_the_scripts_line()
         DDP.__init__ = self._wrap_construction()  # type: ignore[method-assign]
         DDP.register_comm_hook = self._wrap_registration(register_by_torch)  # type: ignore[method-assign]
         builtin = self._wrap_registration(private.register_builtin_hook)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import sys
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
@@ -61,6 +63,29 @@ CARRIED_OVER = _MODULE_STATE | {
 """Attributes that keep their values when DDP's constructor runs again: they are the script's, not the constructor's."""
 _FIRST_SYNC = ("_verify_param_shape_across_processes", "_sync_module_states")
 """Functions that DDP's constructor calls to compare the parameters of all ranks and to copy those of rank 0."""
+
+
+class _Warnings:
+    """Stands for the module `warnings` in DDP's file, so that a warning names the script's line, as without autoddp.
+
+    DDP's constructor asks for the line of its caller. Under `Patch` that would be a line of autoddp's.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(warnings, name)
+
+    def warn(self, message: Any, category: Any = None, stacklevel: int = 1, **more: Any) -> None:
+        """Warn as `warnings.warn` does; frames of autoddp do not count as levels."""
+        frame, level = sys._getframe(1), 2
+        while stacklevel > 1 and frame.f_back:
+            frame, level = frame.f_back, level + 1
+            stacklevel -= not str(frame.f_globals.get("__name__")).startswith("autoddp.")
+        warnings.warn(message, category, stacklevel=level, **more)
+
+
+def warn_at_the_scripts_line() -> None:
+    """Let DDP's warnings name the line of the script that calls DDP, also where a wrapper of ours stands between."""
+    vars(torch.nn.parallel.distributed)["warnings"] = _Warnings()
 
 
 def replace_methods(register_builtin: Method, static_graph: Method) -> None:
