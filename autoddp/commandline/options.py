@@ -284,7 +284,7 @@ class Options:
             says.append(f"run folders go to {self.output} (--output names another place)")
         if self.recipe is None and self.folders.recipes != Path():
             says.append(f"the recipe goes to {self.folders.recipes} (--recipe names another file)")
-        # of a folder that several users share, only the runs' folder may be another user's
+        # In a folder that several users share, only that for runs may be another user's.
         which = f"the folder {OUTPUT}" if self.folders.recipes == Path() else "the current folder"
         return f"{which} cannot be written: {'; '.join(says)}" if says else ""
 
