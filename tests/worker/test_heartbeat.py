@@ -106,6 +106,7 @@ def test_names_that_a_library_has_for_itself_are_not_told() -> None:
     assert _place_in(library, inside + "def step(): _private(public)") == "step, called in train.py, line 3"
     assert _place_in(library, inside + "step = lambda: look()") == "<lambda>, called in train.py, line 3"
     assert _place_in(library, "def _step(): look()\nstep = _step") == "_step, called in train.py, line 3"
+    assert _place_in(library, "def public(): look()\nstep = lambda: public()") == "public, called in train.py, line 3"
     outer = "def public(): look()\ndef _outer(): public()\nstep = _outer"
     assert _place_in(library, outer) == "public, called in train.py, line 3"
     assert _place_in(own, "def _after_step(): look()\nstep = _after_step") == "train.py, line 3"

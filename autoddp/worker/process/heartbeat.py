@@ -233,7 +233,8 @@ def _position(frame: FrameType | None) -> tuple[object, ...]:
 
 def _is_internal(function: str) -> bool:
     """Whether a library has that function for itself alone, so that its name says nothing about the script."""
-    return function in _DECORATORS or (function.startswith("_") and not function.startswith("__"))
+    is_unnamed = function.startswith("<")  # <listcomp>, <lambda>
+    return is_unnamed or function in _DECORATORS or (function.startswith("_") and not function.startswith("__"))
 
 
 def where(frame: FrameType | None) -> str:
