@@ -155,12 +155,22 @@ except OSError as error:
     raise RuntimeError(f"cannot save: {error}") from error
 """
 LIBRARY = "raise OSError(errno.EACCES, \"cannot create file (errno = 13, error message = 'Permission denied')\")"
+CATCHES = f"""
+try:
+    {LIBRARY}
+except OSError as error:
+    print(error)
+    sys.exit({{}})
+"""
 ENDS = {
     # what the script does: its code, and its exit code
     "may not write": ("change()", 1),
     "may not write, in words of its own": (CHANGES, 1),
     "a library": (LIBRARY, 77),
     "a library, in the system's words": ("raise PermissionError(errno.EACCES, 'Permission denied', 'new.nc')", 77),
+    "a library, caught before the end": (CATCHES.format("1"), 77),
+    "a library, caught before a good end": (CATCHES.format("0"), 0),
+    "a library, before a hook of the script's own": (f"sys.excepthook = lambda *error: print(error)\n{LIBRARY}", 77),
     "in a folder": ("open('locked/x', 'w')", 1),
 }
 

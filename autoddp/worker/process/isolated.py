@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import functools
@@ -94,22 +95,37 @@ def start(text: str, keeper: str) -> None:
 def _at_the_end_of(is_ours: Callable[[BaseException], bool], stop: Callable[[str], NoReturn], why: str) -> None:
     """Call `stop` with `why` if the script ends with an exception that the isolation has caused.
 
-    Without this, the exception would count as a failure of the script.
+    Without this, the exception would count as a failure of the script. A script may catch it and end by `sys.exit`, as
+    Hydra does, or put a hook of its own in the place of Python's, as `rich.traceback` does.
     """
-    before = sys.excepthook
+    before, leave = sys.excepthook, sys.exit
 
-    def ended(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        cause: BaseException | None = error
+    def look(error: BaseException | None) -> None:
+        cause = error
         while cause is not None and not is_ours(cause):
             cause = cause.__cause__ or cause.__context__
         if cause is not None:
-            before(kind, error, trace)
             with contextlib.suppress(Exception):  # the script may have put an object of its own there
                 sys.stderr.flush()
             stop(f"{why}: {next(iter(str(cause).splitlines()), type(cause).__name__)}")
-        before(kind, error, trace)
 
-    sys.excepthook = ended
+    def ended(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        before(kind, error, trace)
+        look(error)
+
+    @functools.wraps(leave)
+    def leaves(status: Any = None) -> NoReturn:
+        if status:
+            look(sys.exc_info()[1])
+        leave(status)
+
+    def at_exit() -> None:
+        from autoddp.worker.process.error_file import error_of_the_script  # not in each Python that the script starts
+
+        look(error_of_the_script())
+
+    sys.excepthook, sys.exit = ended, leaves
+    atexit.register(at_exit)
 
 
 def _is_refusal(error: BaseException) -> bool:
