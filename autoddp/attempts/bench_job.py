@@ -29,7 +29,7 @@ from autoddp.torchrun.jobs import run_own_job
 from autoddp.torchrun.options import (
     ending_signals,
     node_range,
-    processes_per_node,
+    nodes_and_ranks,
     require_job_options,
     require_rendezvous,
     torchrun_parser,
@@ -167,8 +167,8 @@ def _refuse(message: str) -> NoReturn:
 def _require_two(torchrun: argparse.Namespace) -> None:
     """UsageError for a world of one, which has no link: no result would look like a result."""
     try:
-        most = node_range(torchrun)[1] * processes_per_node(torchrun)
-    except (ValueError, RuntimeError) as error:
-        raise UsageError(f"bench: {error}; see --nnodes and --nproc-per-node in autoddp --help-all") from None
-    if most < 2:
+        _, most, ranks = nodes_and_ranks(torchrun)
+    except UsageError as error:
+        raise UsageError(f"bench: {error}") from None
+    if most * ranks < 2:
         raise UsageError("bench: with one rank there is nothing to measure; start two ranks: --nproc-per-node 2")

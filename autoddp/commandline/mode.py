@@ -32,7 +32,14 @@ from autoddp.knobs import AS_WRITTEN, KNOBS, LIMITS, Configuration, Rung
 from autoddp.knobs.computing import THREADS
 from autoddp.knobs.micro_batches import larger_batch
 from autoddp.recipe import LadderEntry, Recipe, best_allowed, differences, load, require_fit
-from autoddp.torchrun.options import FORKED, forks_ranks, node_range, processes_per_node, torchrun_parser
+from autoddp.torchrun.options import (
+    FORKED,
+    forks_ranks,
+    node_range,
+    nodes_and_ranks,
+    processes_per_node,
+    torchrun_parser,
+)
 from autoddp.torchrun.surroundings import FRESH_STORE
 from autoddp.units import percent
 
@@ -391,20 +398,12 @@ def _require_its_objective(saved: _Saved, options: Options) -> None:
 def _size(options: Options) -> tuple[int, int, int]:
     """Fewest and most nodes, and the ranks on the fewest. UsageError for numbers with which no job can start."""
     torchrun = options.torchrun
-    try:
-        fewest, most = node_range(torchrun)
-        world = fewest * processes_per_node(torchrun)
-    except (ValueError, RuntimeError) as error:
-        raise UsageError(f"{error}; see --nnodes and --nproc-per-node in autoddp --help-all") from None
-    if not 1 <= fewest <= most:
-        raise UsageError(f"--nnodes {torchrun.nnodes}: must be 1 or more, or a range such as 1:4")
-    if world < 1:
-        raise UsageError(f"--nproc-per-node {torchrun.nproc_per_node}: must be 1 or more, e.g. --nproc-per-node 2")
+    fewest, most, ranks = nodes_and_ranks(torchrun)
     by_itself = most == 1 and not torchrun.rdzv_endpoint and torchrun.master_port is None  # torchrun makes it c10d
     is_static = torchrun.rdzv_backend == "static" and not (torchrun.standalone or by_itself)
     if is_static and not 0 <= torchrun.node_rank < most:
         raise UsageError(f"--node-rank {torchrun.node_rank}: must be from 0 to {most - 1} with --nnodes {most}")
-    return fewest, most, world
+    return fewest, most, fewest * ranks
 
 
 @dataclass(frozen=True)

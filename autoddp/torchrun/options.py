@@ -87,6 +87,24 @@ def node_range(torchrun: argparse.Namespace) -> tuple[int, int]:
     return int(most if waits_for_all else fewest), int(most)
 
 
+def nodes_and_ranks(torchrun: argparse.Namespace) -> tuple[int, int, int]:
+    """Fewest and most nodes, and the ranks on this one. UsageError for numbers with which no job can start."""
+    try:
+        fewest, most = node_range(torchrun)
+    except (ValueError, RuntimeError):
+        fewest, most = 0, 0
+    if not 1 <= fewest <= most:
+        raise UsageError(f"--nnodes {torchrun.nnodes}: must be 1 or more, or a range such as 1:4")
+    ranks = f"--nproc-per-node {torchrun.nproc_per_node}"
+    try:
+        here = processes_per_node(torchrun)
+    except ValueError as error:
+        raise UsageError(f"{ranks}: {first_line(error).rstrip('.')}; give a number of ranks, or auto") from None
+    if here < 1:
+        raise UsageError(f"{ranks}: must be 1 or more, e.g. --nproc-per-node 2")
+    return fewest, most, here
+
+
 FORKED = "--start-method fork copies the launcher for each rank, and autoddp gets into no copy"
 """Why nothing of autoddp gets into such a rank; see `forks_ranks`."""
 

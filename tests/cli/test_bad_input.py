@@ -147,6 +147,16 @@ CASES = {
     "no ranks": ("--nproc-per-node 0 train.py", "--nproc-per-node 0: must be 1 or more, e.g. --nproc-per-node 2"),
     "no ranks as torchrun": ("--trials 0 --nproc-per-node -2 train.py", "--nproc-per-node -2: must be 1 or more"),
     "no nodes": ("--nnodes 0 train.py", "--nnodes 0: must be 1 or more, or a range such as 1:4"),
+    "ranks in words": (
+        "--nproc-per-node two train.py",
+        "--nproc-per-node two: Unsupported nproc_per_node value: two; give a number of ranks, or auto",
+    ),
+    "ranks of a device that is not here": (
+        "--nproc-per-node xpu train.py",
+        "--nproc-per-node xpu: ",
+    ),
+    "nodes in words": ("--nnodes two train.py", "--nnodes two: must be 1 or more, or a range such as 1:4"),
+    "range of three": ("--nnodes 1:2:3 train.py", "--nnodes 1:2:3: must be 1 or more, or a range such as 1:4"),
     "range of nodes": ("--nnodes 3:2 train.py", "--nnodes 3:2: must be 1 or more, or a range such as 1:4"),
     "node too high": ("--nnodes 2 --node-rank 2 train.py", "--node-rank 2: must be from 0 to 1 with --nnodes 2"),
     "seed too large": (f"--seed {'9' * 30} train.py", "must be a whole number from 0 to 4294967295, e.g. --seed 0"),

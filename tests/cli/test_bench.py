@@ -115,7 +115,9 @@ MISTYPED = {
     "factor": ([*TWO, "--factor", "1"], "--factor '1': must be a whole number of 2 or more"),
     "backend": ([*TWO, "--backend", "mpi"], "--backend: invalid choice: 'mpi'"),
     "missing value": ([*TWO, "--svg"], "--svg: expected one argument"),
-    "torchrun's": (["--nproc-per-node", "many"], "Unsupported nproc_per_node value: many"),
+    "torchrun's": (["--nproc-per-node", "many"], "--nproc-per-node many: Unsupported nproc_per_node value: many"),
+    "no ranks": (["--nproc-per-node", "0"], "--nproc-per-node 0: must be 1 or more"),
+    "nodes in words": ([*TWO, "--nnodes", "two"], "--nnodes two: must be 1 or more, or a range such as 1:4"),
     "for scripts": ([*TWO, "--no-python"], "--no-python and --run-path are for scripts"),
 }
 
