@@ -379,6 +379,7 @@ class _Bar:
             self._task = self._progress.add_task(what, completed=done, total=of, more=more)
             _is_drawn_on(self._console)
         self._progress.update(self._task, description=what, completed=done, total=of, more=more, refresh=True)
+        line_is_shown()  # who sees the bar move needs no line that tells what is waited for
 
     def stop(self) -> None:
         """Remove the bar from the terminal."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import os
 import re
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 from study.simulated import SimulatedJob, facts
 from terminals import terminal
 
+from autoddp import log
 from autoddp.diagnose import Diagnosis
 from autoddp.diagnose.findings import Scaling
 from autoddp.knobs import Configuration, Rung
@@ -188,6 +190,18 @@ def test_on_a_terminal_there_is_one_bar_with_the_time_left(tmp_path: Path, monke
     assert "autoddp: trial " not in text
     assert "autoddp: launching " in text.splitlines()[-2]
     assert (tmp_path / "tuning.log").read_text().count("trial ") >= 7
+
+
+def test_while_the_bar_moves_no_wait_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the final rounds a line said every 25 seconds what had just begun: "0 s so far"."""
+    monkeypatch.setenv("TERM", "xterm")
+    with terminal() as (theirs, _), open(theirs, "w", closefd=False) as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        shown = Terminal(lambda _: True, tmp_path / "tuning.log")
+        monkeypatch.setattr(log, "_last_line", -math.inf)
+        shown.progress("no_overlap", 1, 3)
+        assert math.isfinite(log.seconds_since_a_line())
+        shown.close()
 
 
 SPINS = """
