@@ -7,7 +7,7 @@ import functools
 from collections.abc import Collection, Container
 from typing import NoReturn
 
-from autoddp.commandline.options import DECLARED, OF_A_DIAGNOSIS, converted, takes_value
+from autoddp.commandline.options import DECLARED, OF_A_DIAGNOSIS, converted, rule, takes_value
 from autoddp.errors import UsageError, did_you_mean
 from autoddp.log import show_exactly
 from autoddp.torchrun.options import torchrun_parser
@@ -150,4 +150,10 @@ def _refuse(message: str) -> NoReturn:
             f"{word} may stand for several options ({several}): write it out; if it is the script's, write -- before "
             "the script: autoddp [options] -- train.py [its arguments]"
         )
-    raise UsageError(message.replace("argument ", "", 1))
+    option, _, problem = message.removeprefix("argument ").partition(": ")
+    if option in DECLARED and problem == "expected one argument":  # the value looks like an option, as in --budget -5m
+        raise UsageError(f"{option}: needs a value: {rule(option)}")
+    if problem.startswith("ignored explicit argument "):
+        value = problem.removeprefix("ignored explicit argument ")
+        raise UsageError(f"{option}: takes no value, and got {value}: write the option alone, or leave it out")
+    raise UsageError(f"{option}: {problem}" if problem else message)
