@@ -511,6 +511,10 @@ def _with_given_recipe(saved: _Saved, force: bool) -> Mode:
     return launching
 
 
+_MOST_UNLIKE = 5
+"""Recipes of a folder of which a line says why they do not fit."""
+
+
 def _the_one_that_fits(recipes: Sequence[_Saved], folder: Path) -> Mode:
     """The one recipe of a folder that fits; why the others do not is said, also where there is none or several."""
     fitting, others = [], []
@@ -518,12 +522,14 @@ def _the_one_that_fits(recipes: Sequence[_Saved], folder: Path) -> Mode:
         try:
             unlike = saved.of_another_objective + saved.unlike
         except RecipeError as problem:
-            unlike = [str(problem)]
+            unlike = [str(problem).removeprefix(f"{saved.path}: ")]
         if unlike:
             others.append(f"{saved.path.name}: {'; '.join(unlike)}")
         else:
             fitting.append(saved)
     fitting = _surest(fitting)
+    if len(others) > _MOST_UNLIKE:  # of a folder with the recipes of many jobs the line would fill the terminal
+        others = [*others[:_MOST_UNLIKE], f"{len(others) - _MOST_UNLIKE} more"]
     if len(fitting) == 1:
         return replace(fitting[0].launching, says="; not ".join([fitting[0].launching.says, *others]))
     if fitting:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,6 +67,17 @@ def test_none_fits(folder: Path) -> None:
     assert (code, out) == (2, "")
     assert err.startswith("autoddp: error: --recipe recipes: none of its recipes fits (bigger.toml: world size 8")
     assert err.count("\n") == 1
+
+
+def test_of_many_that_do_not_fit_the_first_are_said(folder: Path) -> None:
+    (folder / "recipes" / "here.toml").unlink()
+    for number in range(30):
+        (folder / "recipes" / f"all{number:02}.toml").write_text("schema = 1\nnosuch = 2\n")
+    code, out, err = dry_run(folder)
+    assert (code, out) == (2, "")
+    assert "(all00.toml: nosuch: unknown key" in err
+    assert "all04.toml: " in err
+    assert re.search(r" \| [0-9]+ more\): name one file, or tune with --trials 20$", err)
 
 
 def test_several_fit(folder: Path) -> None:
