@@ -30,6 +30,10 @@ def run(arguments: list[str]) -> int:
     cannot be read or of which nothing can be understood.
     """
     options = _parser().parse_args(arguments)
+    for name, value in vars(options).items():
+        if value == "":  # as of a variable that is not set; a drawing was left out, and a file was the current folder
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"probe: {option}: its value is empty: give {option} FILE, or leave it out")
     given = {name: place for name in SOURCES if (place := getattr(options, name)) is not None}
     if given:
         return _show_files({name: _read(name, place) for name, place in given.items()}, options)

@@ -180,6 +180,8 @@ def test_every_kind_of_file(capsys: pytest.CaptureFixture[str], option: str, fil
         (("--sysfs", "rubbish"), "--sysfs rubbish: not a folder"),
         (("--sysfs", "empty"), ""),
         (("--svg", "nowhere/x.svg"), "--svg nowhere/x.svg: No such file or directory"),
+        (("--svg", ""), "--svg: its value is empty: give --svg FILE, or leave it out"),
+        (("--topo-matrix", ""), "--topo-matrix: its value is empty: give --topo-matrix FILE, or leave it out"),
         (("--svg", "rubbish"), "--svg rubbish: not a drawing, so it is not replaced; name another file"),
         (("--topo-matrx", "rubbish"), "--topo-matrx rubbish (did you mean '--topo-matrix'?); see autoddp probe"),
         (("surplus",), "probe: "),
