@@ -112,7 +112,8 @@ def _read(place: Path) -> dict[str, Any]:
     try:
         return decode(text, dict)
     except ValueError as problem:
-        raise NothingReadable(f"report: {name}: not the summary of a run: {first_line(problem)}") from None
+        why = f"not the summary of a run: {first_line(problem)}"
+        raise NothingReadable(f"report: {name}: {why}; name a run's folder or its {_SUMMARY}") from None
 
 
 def _parser() -> argparse.ArgumentParser:

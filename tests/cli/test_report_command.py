@@ -92,7 +92,10 @@ BAD = {
     "not JSON": (["broken.json"], "report: broken.json: not the summary of a run: Expecting"),
     "an empty file": (["nothing.json"], "report: nothing.json: not the summary of a run: Expecting value"),
     "not text": (["binary.json"], "report: binary.json: not the summary of a run: "),
-    "a list": (["list.json"], "report: list.json: not the summary of a run: Expected `object`, got `array`"),
+    "a list": (
+        ["list.json"],
+        "report: list.json: not the summary of a run: Expected `object`, got `array`; name a run's folder or its",
+    ),
     "another object": (["other.json"], "report: other.json: not the summary of a run: it has neither trials nor"),
     "another schema": (["newer.json"], "report: newer.json: a summary of schema 1 was expected"),
     "no schema": (["old.json"], "report: old.json: a summary of schema 1 was expected"),
