@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
@@ -26,6 +26,18 @@ def aligned(rows: Sequence[Sequence[str]], numbers: bool = False) -> str:
     one line, however long, so that programs can parse it.
     """
     return text_of([grid(rows, numbers)], width_of_stdout())
+
+
+def aligned_or_below(rows: Sequence[Sequence[str]]) -> str:
+    """As `aligned`; a terminal with too few columns has the cells of each row below its first one, with their headings.
+
+    For rows with cells of several words, such as the settings of a configuration: a narrow column would break these.
+    """
+    heads = [f"  {head}" for head in rows[0][1:]]
+    blocks: list[RenderableType] = []
+    for first, *cells in rows[1:]:
+        blocks += [Text(printable(f"{rows[0][0]} {first}")), grid(list(zip(heads, cells, strict=True)))]
+    return text_of([Fitting(grid(rows), Group(*blocks))], width_of_stdout())
 
 
 def width_of_stdout() -> int:

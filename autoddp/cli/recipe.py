@@ -190,8 +190,12 @@ def _ladder(ladder: Sequence[LadderEntry]) -> str:
         for entry in ladder
     ]
     unit = "ms per step" if ladder[0].ms_per_step is not None else "as printed"
+    from autoddp.tables import aligned_or_below  # here, because --json needs no rich
+
     # the configuration comes last because it is the one that can be long
-    return _aligned([("rung", "what changes", unit, "speed-up (99 %)", "gradient error", "configuration"), *rows])
+    return aligned_or_below(
+        [("rung", "what changes", unit, "speed-up (99 %)", "gradient error", "configuration"), *rows]
+    )
 
 
 def _error(entry: LadderEntry) -> str:

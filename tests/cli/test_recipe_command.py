@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from terminals import terminal
 
 from autoddp.cli.recipe import run
 from autoddp.errors import AutoddpError, RecipeError, UsageError
@@ -52,6 +54,29 @@ def test_show(file: str, capsys: Any) -> None:
         "exact  nothing but the order of additions  28.3         ×1.21 (1.19 to 1.23)  0               "
         "bucket_cap_mb=50",
         'near   gradients travel in 16 bits         22.3         ×1.41 (1.39 to 1.43)  0.29 %          hook="bf16"',
+    ]
+
+
+def test_the_ladder_on_80_columns_breaks_no_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a table it has no room there: rich would fold settings letter by letter."""
+    settings = {"bucket_cap_mb": 8.0, "gradient_as_bucket_view": True, "hook": "bf16"}
+    near = LadderEntry(Rung.NEAR, Configuration(settings), 22.3, 1.41, 1.39, 1.43, 0.0029, 0.0021)
+    save(replace(RECIPE, ladder=(RECIPE.ladder[0], near)), tmp_path / "a.toml")
+    for name, value in {"TERM": "xterm", "COLUMNS": "80"}.items():
+        monkeypatch.setenv(name, value)
+    with terminal() as (theirs, written), open(theirs, "w", closefd=False) as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        assert run(["show", str(tmp_path / "a.toml")]) == 0
+        monkeypatch.undo()
+    lines = b"".join(written).decode().splitlines()
+    assert max(map(len, lines[1:])) <= 80
+    assert lines[lines.index("rung near") :] == [
+        "rung near",
+        "  what changes     gradients travel in 16 bits",
+        "  ms per step      22.3",
+        "  speed-up (99 %)  ×1.41 (1.39 to 1.43)",
+        "  gradient error   0.29 %",
+        '  configuration    bucket_cap_mb=8.0 gradient_as_bucket_view=true hook="bf16"',
     ]
 
 
