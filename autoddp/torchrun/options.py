@@ -98,7 +98,7 @@ def nodes_and_ranks(torchrun: argparse.Namespace) -> tuple[int, int, int]:
     ranks = f"--nproc-per-node {torchrun.nproc_per_node}"
     try:
         here = processes_per_node(torchrun)
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:
         raise UsageError(f"{ranks}: {first_line(error).rstrip('.')}; give a number of ranks, or auto") from None
     if here < 1:
         raise UsageError(f"{ranks}: must be 1 or more, e.g. --nproc-per-node 2")

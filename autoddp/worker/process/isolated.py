@@ -120,9 +120,10 @@ def _at_the_end_of(is_ours: Callable[[BaseException], bool], stop: Callable[[str
         leave(status)
 
     def at_exit() -> None:
-        from autoddp.worker.process.error_file import error_of_the_script  # not in each Python that the script starts
+        if hasattr(sys, "last_value"):  # else it costs each Python that the script starts an import
+            from autoddp.worker.process.error_file import error_of_the_script
 
-        look(error_of_the_script())
+            look(error_of_the_script())
 
     sys.excepthook, sys.exit = ended, leaves
     atexit.register(at_exit)
