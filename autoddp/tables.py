@@ -29,7 +29,7 @@ def aligned(rows: Sequence[Sequence[str]], numbers: bool = False) -> str:
 
 
 def aligned_or_below(rows: Sequence[Sequence[str]]) -> str:
-    """As `aligned`; a terminal with too few columns has the cells of each row below its first one, with their headings.
+    """Columns as of `aligned`; on a narrow terminal each row's cells stand below its first one, with their headings.
 
     For rows with cells of several words, such as the settings of a configuration: a narrow column would break these.
     """
