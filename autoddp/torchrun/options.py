@@ -215,7 +215,7 @@ def require_rendezvous(torchrun: argparse.Namespace, *, starts_job: bool = True)
         torchrun.rdzv_backend, torchrun.rdzv_endpoint, torchrun.rdzv_id = "c10d", "localhost:0", "autoddp"
     backend, where = torchrun.rdzv_backend, torchrun.rdzv_endpoint
     if backend == "static" and not where:
-        where = f"{torchrun.master_addr}:{torchrun.master_port or DEFAULT_PORT}"
+        where = f"{torchrun.master_addr}:{_master_port(torchrun)}"
     try:
         settings: dict[str, Any] = rendezvous_settings(torchrun)
         if backend == "static":
@@ -368,9 +368,7 @@ def other_rendezvous(torchrun: argparse.Namespace, name: str) -> argparse.Namesp
         return arguments
     if torchrun.rdzv_backend == "static":
         arguments.rdzv_backend = "c10d"
-        master = Endpoint(
-            _master_option(torchrun), torchrun.master_addr.strip("[]"), torchrun.master_port or DEFAULT_PORT
-        )
+        master = Endpoint(_master_option(torchrun), torchrun.master_addr.strip("[]"), _master_port(torchrun))
         arguments.rdzv_endpoint = torchrun.rdzv_endpoint or str(master)
         settings = {key: value for key, value in rendezvous_settings(torchrun).items() if key not in _OF_C10D}
         settings["is_host"] = str(int(torchrun.node_rank == 0))
@@ -433,11 +431,14 @@ def rendezvous_errors(arguments: argparse.Namespace, arrivals: Arrivals | None =
 def _rendezvous_words(arguments: argparse.Namespace) -> str:
     """The options that say where the hosts meet."""
     if arguments.rdzv_backend == "static" and not arguments.rdzv_endpoint:
-        return (
-            f"{_master_option(arguments)} {arguments.master_addr} --master-port {arguments.master_port or DEFAULT_PORT}"
-        )
+        return f"{_master_option(arguments)} {arguments.master_addr} --master-port {_master_port(arguments)}"
     conf = f" --rdzv-conf {arguments.rdzv_conf}" if arguments.rdzv_conf else ""
     return f"--rdzv-backend {arguments.rdzv_backend} --rdzv-endpoint {arguments.rdzv_endpoint or 'none'}{conf}"
+
+
+def _master_port(torchrun: argparse.Namespace) -> int:
+    """The port of a static rendezvous. 0 is a port that was given: torchrun takes any free one."""
+    return DEFAULT_PORT if torchrun.master_port is None else int(torchrun.master_port)
 
 
 def _master_option(torchrun: argparse.Namespace) -> str:

@@ -37,7 +37,7 @@ CONFS = (
     *("timeout=x", "join_timeout=5,last_call_timeout=1", "join_timeout=-1", "store_type=tcp", "store_type=FILE"),
     *("store_type=redis", "is_host", "=1", "backend=c10d", "local_addr=10.0.0.1", "keep_alive_interval=x"),
 )
-MASTERS = ((None, None), ("10.9.8.7", None), ("localhost", 29600))
+MASTERS = ((None, None), ("10.9.8.7", None), ("localhost", 29600), ("10.9.8.7", 0))
 
 
 def arguments(nodes: str, backend: str, endpoint: str, conf: str, master: tuple[Any, Any]) -> argparse.Namespace:
@@ -89,7 +89,9 @@ def by_torchrun(given: argparse.Namespace) -> tuple[str, int, bool] | str | None
     if given.rdzv_backend == "static" and not given.rdzv_endpoint and given.master_port is None and most == 1:
         # as `torch.distributed.run.run` does
         given = argparse.Namespace(**{**vars(given), "rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"})
-    given = argparse.Namespace(**{**vars(given), "master_port": given.master_port or 29500})
+    given = argparse.Namespace(
+        **{**vars(given), "master_port": 29500 if given.master_port is None else given.master_port}
+    )
     try:
         config, _, _ = config_from_args(given)
         parameters = RendezvousParameters(
