@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -21,7 +21,7 @@ def parts(diagnosis: Diagnosis, boxed: bool) -> list[RenderableType]:
     """All but the verdict, to be printed one after another."""
     found: list[RenderableType] = [_steps(diagnosis.anatomy, boxed)]
     if diagnosis.findings:
-        found.append(_findings(diagnosis.findings, boxed))
+        found.append(_findings(diagnosis.findings))
     if len(diagnosis.waterfall) > 1:
         levels = " → ".join(f"{one.cause} {milliseconds(one.seconds)}" for one in diagnosis.waterfall)
         found.append(Text(f"ms per step with each mended as well: {levels}"))
@@ -72,12 +72,15 @@ def _table(ranks: Sequence[RankAnatomy], boxed: bool, narrow: bool = False) -> T
 _NOTHING = 5e-5  # seconds
 
 
-def _findings(findings: Sequence[Finding], boxed: bool) -> RenderableType:
-    rows = [("cause", "ms per step (99 %)", "", "what was seen, and what to change")]
+def _findings(findings: Sequence[Finding]) -> RenderableType:
+    rows, blocks = [("cause", "ms per step (99 %)", "", "what was seen, and what to change")], list[RenderableType]()
     for one in findings:
-        price = milliseconds(one.seconds)
+        price, range_ = milliseconds(one.seconds), ""
         if one.low is not None and one.high is not None:
-            price += f" ({milliseconds(one.low)} to {milliseconds(one.high)})"
-        rows.append((one.cause, price, one.status, one.text))
+            range_ = f"{milliseconds(one.low)} to {milliseconds(one.high)}"
+        rows.append((one.cause, f"{price} ({range_})" if range_ else price, one.status, one.text))
         rows.append(("", "", "fix", one.fix))
-    return grid(rows)
+        says = f"{price} ms per step{f' (99 % interval: {range_})' if range_ else ''}, {one.status}"
+        blocks += [Text(f"{one.cause}: {says}"), grid([("  seen", one.text), ("  fix", one.fix)])]
+    # Beside three other columns a terminal has a third of its width for the sentences, and would break their words.
+    return Fitting(grid(rows), Group(*blocks))

@@ -18,7 +18,7 @@ from terminals import terminal
 
 from autoddp import log
 from autoddp.diagnose import Diagnosis
-from autoddp.diagnose.findings import Scaling
+from autoddp.diagnose.findings import Finding, Scaling
 from autoddp.knobs import Configuration, Rung
 from autoddp.knobs.job import NEVER_REDUCES
 from autoddp.report import Terminal, say
@@ -276,6 +276,22 @@ def test_a_diagnosis_on_80_columns_has_every_digit(hosts: tuple[str, ...]) -> No
     assert max(map(len, lines)) <= 80
     (first,) = (line.split() for line in lines if line.split()[:1] == ["0"])
     assert first[-10:] == [*["12.3"] * 6, "6.70", *["12.3"] * 2, "1234"]
+
+
+def test_a_cause_on_80_columns_has_the_width_for_its_sentences() -> None:
+    """As a table it would take half of the columns for the names, and break the words of what to change."""
+    fix = "DistributedDataParallel(bucket_cap_mb=0.5): smaller buckets begin to travel while the backward pass goes on"
+    one = Finding("no_overlap", (0, 1), 0.0118, 0.0101, 0.0135, "proved", "most of them begin to travel late", fix)
+    ranks = [RankAnatomy(0, "vm", 0.03, dict.fromkeys(STAGES, 0.003), 0.0)]
+    shown = for_stdout(Diagnosis(0.03, ranks, (one,), (), None, (), ()))
+    assert text_of(shown, 80).splitlines()[-4:] == [
+        "no_overlap: 11.8 ms per step (99 % interval: 10.1 to 13.5), proved",
+        "  seen  most of them begin to travel late",
+        "  fix   DistributedDataParallel(bucket_cap_mb=0.5): smaller buckets begin to",
+        "        travel while the backward pass goes on",
+    ]
+    row = r"no_overlap +11\.8 \(10\.1 to 13\.5\) +proved +most of them begin to travel late"
+    assert re.fullmatch(row, text_of(shown, 1000).splitlines()[-2])  # a program's, and a wide file's
 
 
 def test_a_ladder_on_80_columns_has_every_word(tmp_path: Path, file: File) -> None:
