@@ -22,6 +22,7 @@ _FOR_WHOM = 10.0  # seconds for which a rank waits for another one before a line
 _GIVEN_UP = 1800.0  # seconds without a movement of any rank; the usual time limit of torch's collectives
 _BARE = 10.0  # seconds with torch in a process, and autoddp in none: a file *.pth may import torch before autoddp
 _JOINS = 20.0  # seconds for which ranks have stood where they wait for processes of their own
+_LEAVING = 3.0  # seconds that a rank takes to end behind such a wait
 _NO_STEP = 7200.0  # seconds without a first measurement, where ranks move: they may look for what never comes
 NOT_BEGUN = (
     "autoddp has got into no rank: it takes a Python that reads PYTHONPATH, which is not read under -I, -E and -S, and "
@@ -64,6 +65,8 @@ class Ranks:
         self._heartbeats = heartbeats
         self._clock = clock
         self._seen: dict[int, tuple[int, Seen]] = {}
+        self._joined: dict[int, float] = {}
+        """Rank → when it was last seen to wait for processes of its own."""
 
     def look(self) -> dict[int, Seen]:
         """Rank → what it has said last."""
@@ -73,7 +76,15 @@ class Ranks:
                 rank, stamp = int(path.name), path.stat().st_mtime_ns
                 if rank not in self._seen or self._seen[rank][0] != stamp:
                     self._seen[rank] = (stamp, Seen(decode(path.read_bytes(), Heartbeat), now))
+                    if self._seen[rank][1].said.joins:
+                        self._joined[rank] = now
         return {rank: seen for rank, (_, seen) in sorted(self._seen.items())}
+
+    @property
+    def joining(self) -> int:
+        """Ranks that have, when they were seen last, waited for processes of their own, or a moment before."""
+        ranks = self.look()
+        return sum(ranks[rank].at - at < _LEAVING for rank, at in self._joined.items())
 
     def waited(self, ended: Collection[int] = ()) -> float:
         """Seconds for which every rank has only waited for others, except those that have `ended`.
@@ -130,6 +141,11 @@ class Waiting:
         now = self.clock()
         still = now - max([self._began, *(seen.moved for seen in self._ranks.look().values())])
         return f"no rank has moved for {duration(still)}: {self.where()}" if still > _GIVEN_UP else ""
+
+    @property
+    def joining(self) -> int:
+        """See `Ranks.joining`."""
+        return self._ranks.joining
 
     def own_ranks(self) -> str:
         """Call this repeatedly before the first steps: a line, once, where the ranks may have started others."""

@@ -158,6 +158,8 @@ class Tuning:
         """What the script communicates by itself, and why it takes so long; None where it was not asked for."""
         self.own_collectives: Sequence[Row] = ()
         """What a script with DDP calls beside DDP, in the blocks of a diagnosis as written; the ranks of this host."""
+        self.joining = 0
+        """Ranks of this host that waited for processes of their own when the last attempt ended."""
         self._place = self._folder.path  # of the last attempt
         self._ended = 0.0  # when that was ended or has failed; 0 where the script has ended by itself
 
@@ -409,6 +411,7 @@ class Tuning:
         )
         with LogKeeper(place), awaiting(limits.in_words):
             failure = self._keeper.run(attempt, limits.rank_ended, limits.exceeded)
+        self.joining = limits.waiting.joining
         self._ended = limits.ended_at or (time.perf_counter() if failure else 0.0)
         if failure and limits.is_enough_elsewhere:
             job.give_up(NO_DDP)

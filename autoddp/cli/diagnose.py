@@ -47,6 +47,10 @@ tuned, and no job is launched afterwards.
   --diagnose-budget TIME  time for measuring (90s of steps)
   --budget TIME           limit of the time from the command on (15m)
 """
+_OWN_RANKS = (
+    "no collective was seen. The script starts its own ranks, and what these do with DDP is seen only in ranks that "
+    "autoddp starts: let the script take its rank from the environment, as under torchrun"
+)
 
 
 def run(arguments: list[str]) -> int:
@@ -102,10 +106,11 @@ def examine(options: Options, as_json: bool, began: float | None = None) -> None
         if as_json:  # a program that reads the answer finds the reason in it
             show_json(NOTHING | {"not_measured": [f"everything: {why}"]})
         if why not in (NO_DDP, TOO_SHORT):
-            raise NotTuned(f"nothing was diagnosed: {why}{see}")
+            needs = "; a script that starts its own ranks needs --nproc-per-node 1" if tuning.joining > 1 else ""
+            raise NotTuned(f"nothing was diagnosed: {why}{needs}{see}")
         if not as_json:
             unseen = ", and no collective of its own was seen (functional ones are not)" if why == NO_DDP else ""
-            show(f"nothing to measure: {why}{unseen}")
+            show(f"nothing to measure: {_OWN_RANKS if unseen and tuning.joining else f'{why}{unseen}'}")
     elif as_json:
         show_json(finite(tuned.diagnosis.plain() | {"communication": {"rows": [row.plain() for row in rows]}}))
     else:

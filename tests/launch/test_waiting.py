@@ -75,6 +75,33 @@ def test_ranks_that_the_script_starts_itself_wait_in_vain(tmp_path: Path) -> Non
     assert launch.processes() == []
 
 
+OWN_RANKS_END = """
+import multiprocessing, os, sys, time
+
+process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(3,))
+process.start()
+process.join()
+if os.environ["WORLD_SIZE"] == "2":
+    raise OSError("address already in use")
+"""
+
+
+@pytest.mark.parametrize(
+    ("ranks", "code", "says"),
+    [
+        (1, 0, "The script starts its own ranks, and what these do with DDP is seen only in ranks that autoddp starts"),
+        (2, 1, "address already in use; a script that starts its own ranks needs --nproc-per-node 1; see "),
+    ],
+)
+def test_a_diagnosis_of_a_script_that_starts_its_own_ranks(ranks: int, code: int, says: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(OWN_RANKS_END)
+    words = [*AUTODDP, "diagnose"], tmp_path / "run", ["--nproc-per-node", str(ranks), str(script)]
+    launch = start(*words).wait()
+    assert launch.returncode == code, launch.stderr[-2000:]
+    assert says in " ".join(unwrapped(launch.stderr + launch.stdout).split())
+
+
 def test_a_rank_that_has_ended_is_nowhere(tmp_path: Path) -> None:
     """What it has said last may be half a minute old: it was said to import torch when it had failed behind that."""
     waiting = Waiting(tmp_path)
