@@ -426,7 +426,7 @@ class Study:
             if not ended and all(trial.configuration.start_variables for trial in tried):
                 why = "too little, or not sure in further starts, for a setting that is read at the start"
                 return Decision(AS_WRITTEN, f"{gain}: {why}: your settings stay")
-            why = f"undecided: {gain}, and the final rounds, which decide, were not made: your settings stay{more}"
+            why = f"undecided: {gain}, which final rounds must prove: your settings stay{more}"
             return Decision(AS_WRITTEN, why, is_open=True)
         decision = decide(ladder, self._asked, won)
         paired, rounds = self._finals.paired, len(self._finals.paired.rounds)
