@@ -150,7 +150,9 @@ def prepare(options: Options, began: float) -> Job | None:
     if not mode.as_torchrun:
         require_rendezvous(options.torchrun, starts_job=not (options.tune_only or options.dry_run))
         require_master(options.torchrun)
-    for line in filter(None, (mode.ranks, mode.says, options.elsewhere if mode.tune else "")):
+    if mode.ranks:
+        tell_wrapped(mode.ranks)
+    for line in filter(None, (mode.says, options.elsewhere if mode.tune else "")):
         tell(line)
     if options.dry_run:
         _show(options, mode)

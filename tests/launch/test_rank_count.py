@@ -3,8 +3,10 @@
 import argparse
 import os
 
+import forks
 import pytest
 import torch
+from launchers import environment
 
 from autoddp.commandline.local_fingerprint import visible_gpus
 from autoddp.commandline.mode import choose
@@ -131,3 +133,12 @@ def test_on_a_host_with_gpus(gpus, line, monkeypatch):
     assert torchrun.nproc_per_node == str(gpus)
     idle = "1 rank, as under torchrun, on a host with 8 visible GPUs; --nproc-per-node sets another number"
     assert idle_gpus() == (idle if gpus > 1 else "")
+
+
+def test_the_number_is_said_on_lines_that_fit_a_terminal(tmp_path):
+    (tmp_path / "train.py").write_text("")
+    done = forks.run(["-m", "autoddp", "--dry-run", "train.py"], cwd=tmp_path, env=environment())
+    lines = done.stderr.splitlines()
+    assert " on this host, " in lines[0]
+    assert lines[-1].endswith("sets another number")
+    assert max(map(len, lines)) <= 80
