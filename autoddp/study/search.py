@@ -426,8 +426,10 @@ class Study:
             if not ended and all(trial.configuration.start_variables for trial in tried):
                 why = "too little, or not sure in further starts, for a setting that is read at the start"
                 return Decision(AS_WRITTEN, f"{gain}: {why}: your settings stay")
-            why = f"undecided: {gain}, which final rounds must prove: your settings stay{more}"
-            return Decision(AS_WRITTEN, why, is_open=True)
+            shown = f"{gain}, which final rounds must prove"
+            if best.seconds >= self._budget.step:
+                shown = f"no trial was faster so far ({best.configuration}: ×{ratio(self._budget.step / best.seconds)})"
+            return Decision(AS_WRITTEN, f"undecided: {shown}: your settings stay{more}", is_open=True)
         decision = decide(ladder, self._asked, won)
         paired, rounds = self._finals.paired, len(self._finals.paired.rounds)
         maybe = [s for s in ladder if self._asked.allows(s.configuration) and s.speedup.ratio > WORTH_A_CHANGE]

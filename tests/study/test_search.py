@@ -343,6 +343,21 @@ def test_where_every_trial_fails_that_is_what_is_said() -> None:
     assert outcome.decision.why == "no trial is of use (the last failed: out of memory): your settings stay"
 
 
+def test_a_trial_that_was_slower_is_nothing_to_prove() -> None:
+    tried: set[Configuration] = set()
+
+    def spoil(index: int, configuration: Configuration) -> None:
+        if configuration not in {AS_WRITTEN, *tried} and tried:
+            raise TuningOver("the disk is full")
+        tried.update({configuration} - {AS_WRITTEN})
+
+    job = job_on("slow", spoil=spoil, computing=lambda configuration: 1.0 if configuration == AS_WRITTEN else 90.0)
+    decision = run(job, trials=4).decision
+    assert decision.is_open
+    assert decision.why.startswith(f"undecided: no trial was faster so far ({next(iter(tried))}: ×0.")
+    assert decision.why.endswith(": your settings stay (the disk is full)")
+
+
 def test_where_all_finalists_fail_no_final_rounds_are_asked_for() -> None:
     """The next start would come to the same, so this is an answer."""
     before = job_on("slow")
