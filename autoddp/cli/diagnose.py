@@ -86,8 +86,10 @@ def examine(options: Options, as_json: bool, began: float | None = None) -> None
         mode = choose_to_diagnose(options)
     require_job_options(options.torchrun)
     options = replace(options, trials=None, recipe=None)  # those of variables are for tuning and launching
-    for line in filter(None, (mode.ranks, mode.says)):
-        tell(line)
+    if mode.ranks:
+        tell_wrapped(mode.ranks)
+    if mode.says:
+        tell(mode.says)
     if options.dry_run:
         words = [options.script, *without_secrets(options.torchrun.training_script_args)]
         show(printable(f"would diagnose: {' '.join(words)}"))
