@@ -25,6 +25,7 @@ from autoddp.diagnose.collectives import (
     where_ranks_stand,
 )
 from autoddp.files import append
+from autoddp.processes.polling import polls
 from autoddp.processes.silence import awaiting
 from autoddp.torchrun.surroundings import for_own_workers
 from autoddp.units import duration
@@ -169,6 +170,7 @@ def diagnosed(
     until: float = 0.0,
     *,
     since: float,
+    over: Callable[[], str],
 ) -> CommunicationDiagnosis | None:
     """What the processes of an attempt have recorded in `folder`, and why it takes so long; None if they have nothing.
 
@@ -176,6 +178,7 @@ def diagnosed(
     replay may take, see `Replay.seconds`. `since`: when the command was given, by `time.monotonic()`; the replay takes
     what is left of a minute. `rates`: interface → Gbit/s to the next host. `until`: when the script was ended or has
     failed, by `time.perf_counter()`; 0 where it has come to its end by itself, so that none of its ranks hang.
+    `over()`: why a replay must end now; "" as long as it may go on.
     """
     recording = recorded(folder)
     if not recording.is_there:
@@ -188,14 +191,16 @@ def diagnosed(
         if any(rank not in recording.of_rank for rank in range(ranks)):
             return "not all ranks were recorded on this host"
         left = min(_MOST, max(_LEAST, since + _ANSWER - time.monotonic()))
-        return replayed(Replay(programs, ranks, threads, backend, min(budget, left)), place, environment)
+        return replayed(Replay(programs, ranks, threads, backend, min(budget, left)), place, environment, over)
 
     last = max((call.began for one in recording.processes for call in one.calls), default=until)
     return examined(recording, usable_cpus(), replay, say, rates, still=until - last)
 
 
-def replayed(plan: Replay, place: Path, environment: Mapping[str, str]) -> Replayed | str:
-    """Do what the plan says; how long each program took, or why it failed."""
+def replayed(plan: Replay, place: Path, environment: Mapping[str, str], over: Callable[[], str]) -> Replayed | str:
+    """Do what the plan says; how long each program took, or why it failed. `over`: see `diagnosed`."""
+    if over():
+        return f"it was not done again: {over()}"
     result, why = place / "result.json", f"doing the calls again failed; see {place / 'log'}"
     try:
         place.mkdir(mode=0o700, exist_ok=True)
@@ -216,12 +221,15 @@ def replayed(plan: Replay, place: Path, environment: Mapping[str, str]) -> Repla
         )
         try:
             with awaiting("the end of the calls that are done again"):
-                running.wait(_PATIENCE)
-        except BaseException as error:
-            _end(running)
-            if not isinstance(error, subprocess.TimeoutExpired):
-                raise
-            why = f"doing the calls again took more than {_PATIENCE:.0f} s"
+                for _ in polls(_PATIENCE):
+                    if over() or running.poll() is not None:
+                        break
+                else:
+                    why = f"doing the calls again took more than {_PATIENCE:.0f} s"
+        finally:
+            if running.poll() is None:
+                _end(running)
+        why = over() or why
     try:  # what the starts before have found is an answer without the last one, as the replay fails with it
         return decode(result.read_text(encoding="utf-8"), Replayed)
     except (OSError, ValueError):

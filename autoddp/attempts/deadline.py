@@ -42,6 +42,8 @@ class Deadline:
         self._script_steps = 0
         self._script_has_ended = False
         self._how_script_ended = ""
+        self.ended = ""
+        """Why it was moved to now, as by Ctrl-C in a diagnosis; "" where it was not."""
 
     def stepped(self) -> None:
         """The script has made its first steps; later calls do nothing."""
@@ -86,6 +88,8 @@ class Deadline:
     @property
     def why_over(self) -> str:
         """Why tuning has to end now; "" as long as it may go on."""
+        if self.ended:
+            return self.ended
         if self.at_most is None or self.at_most > 0:
             return ""
         if self._budget is not None:

@@ -160,6 +160,7 @@ class Tuning:
         """What a script with DDP calls beside DDP, in the blocks of a diagnosis as written; the ranks of this host."""
         self.joining = 0
         """Ranks of this host that waited for processes of their own when the last attempt ended."""
+        self.deadline = self._usual_deadline()
         self._place = self._folder.path  # of the last attempt
         self._ended = 0.0  # when that was ended or has failed; 0 where the script has ended by itself
 
@@ -174,7 +175,7 @@ class Tuning:
             self.hosts.end(tuned.why)
             return self._agreed(tuned, leads=False)
         began = time.perf_counter()
-        job = LiveJob(self._folder.socket, Journal(self._folder.journal), self._deadline, self.hosts.waited)
+        job = LiveJob(self._folder.socket, Journal(self._folder.journal), self.deadline, self.hosts.waited)
         environment = {**os.environ, **self._own_network}
         screening = Screening(self._torchrun, self._folder.path / "screening", environment, self.hosts)
         arguments = (job, screening, tuned, began)
@@ -221,7 +222,15 @@ class Tuning:
         try:
             say, until = self.reporter.say, self._ended
             found = diagnosed(
-                self._place / CALLS, replay, environment, budget, say, self.rates, until, since=self.began
+                self._place / CALLS,
+                replay,
+                environment,
+                budget,
+                say,
+                self.rates,
+                until,
+                since=self.began,
+                over=lambda: self.deadline.ended,
             )
         except BaseException as error:  # such as a signal: the others would wait for a minute and a half
             self._leave(error)
@@ -230,8 +239,7 @@ class Tuning:
             return found
         return replace(found, not_measured=[*found.not_measured, f"what would have come later: {failure}"])
 
-    @property
-    def _deadline(self) -> Deadline:
+    def _usual_deadline(self) -> Deadline:
         if self.options.budget is not None or not self.options.diagnose_only:
             return Deadline(self.options.budget, self.began, by_length=self.options.trials is None)
         why_over = f"{self.options.activity} has taken {duration(_LONGEST_DIAGNOSIS)}; --budget allows more"

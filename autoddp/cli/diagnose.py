@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import time
 from dataclasses import replace
 
@@ -24,7 +25,7 @@ from autoddp.hosts.agreement import agree
 from autoddp.hosts.together import Hosts
 from autoddp.log import WIDTH, printable, show, show_exactly, show_json, tell, tell_wrapped
 from autoddp.network.own_network import Network
-from autoddp.processes.signals import signals_end_tuning
+from autoddp.processes.signals import Interrupted, signals_end_tuning
 from autoddp.processes.silence import awaiting
 from autoddp.report import communication_text
 from autoddp.report.diagnosis_text import for_stdout
@@ -95,6 +96,18 @@ def examine(options: Options, as_json: bool, began: float | None = None) -> None
         show(printable(f"would diagnose: {' '.join(words)}"))
         return
     tuning, tuned, see = _examined(options, mode, began)
+    try:
+        _show(tuning, tuned, see, as_json)
+    except NotTuned as error:
+        if not tuning.deadline.ended:
+            raise
+        tell(str(error))
+    if tuning.deadline.ended:
+        raise Interrupted(signal.SIGINT)
+
+
+def _show(tuning: Tuning, tuned: Tuned, see: str, as_json: bool) -> None:
+    """Print the answer; NotTuned where there is none, or only a part of it."""
     communication, rows = tuning.communication, tuning.own_collectives
     if tuned.diagnosis is None and communication is not None:
         if as_json:
@@ -127,8 +140,18 @@ def _columns() -> int:
 
 def _examined(options: Options, mode: Mode, began: float) -> tuple[Tuning, Tuned, str]:
     """The job, what came of it, and where its logs are, see `RunFolder.see`."""
+    running: list[Tuning] = []
+
+    def ends_early(number: int) -> bool:
+        """By Ctrl-C a diagnosis on one host ends as by `--budget`, with the answer that there is by then."""
+        if number != signal.SIGINT or not running:
+            return False
+        running[0].deadline.ended = "ended by Ctrl-C"
+        return True
+
     with contextlib.ExitStack() as until_done:
-        until_done.enter_context(signals_end_tuning(ending_signals(options.torchrun), "the diagnosis ends"))
+        ending = ending_signals(options.torchrun)
+        until_done.enter_context(signals_end_tuning(ending, "the diagnosis ends", ends_early))
         preparation = until_done.enter_context(prepared(options))
         until_done.enter_context(awaiting("the end of the diagnosis"))
         agreement = None
@@ -141,6 +164,7 @@ def _examined(options: Options, mode: Mode, began: float) -> tuple[Tuning, Tuned
         hosts = agreement.hosts if agreement is not None else Hosts()
         with environment_with(network.variables), Results(options, preparation.folder, network) as results:
             tuning = Tuning(options, preparation, hosts, results, network.together, network.rates, began)
+            running += [tuning] if not hosts.several else []
             tuned = tuning.run()
         results.keep_diagnosis(tuned, tuning.communication)
     return tuning, tuned, preparation.folder.see

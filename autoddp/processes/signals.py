@@ -37,10 +37,15 @@ class Interrupted(SystemExit):
 
 
 @contextlib.contextmanager
-def signals_end_tuning(numbers: Iterable[int] = ENDING, says: str = "tuning ends, no job is started") -> Iterator[None]:
+def signals_end_tuning(
+    numbers: Iterable[int] = ENDING,
+    says: str = "tuning ends, no job is started",
+    is_heeded: Callable[[int], bool] = lambda number: False,
+) -> Iterator[None]:
     """Main thread only. Meanwhile the first signal raises `Interrupted`; then the former handlers come back.
 
-    `says`: what the user is told of a signal, after its name.
+    `says`: what the user is told of a signal, after its name. `is_heeded`: called with the first signal; where it
+    returns True, what goes on ends by itself, and nothing is raised.
     """
     came, last = 0, 0.0
 
@@ -53,7 +58,8 @@ def signals_end_tuning(numbers: Iterable[int] = ENDING, says: str = "tuning ends
             _end_now(number)
         with contextlib.suppress(RuntimeError):  # the signal came while this thread wrote a line itself
             tell(f"{signal.Signals(number).name}: {says}")
-        raise Interrupted(number)
+        if not is_heeded(number):
+            raise Interrupted(number)
 
     heeded = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]  # as under nohup
     before = {number: signal.signal(number, ended) for number in heeded}

@@ -1,13 +1,14 @@
-"""A signal while tuning ends the tuning: no job is started, no process is left, and no trial is said to have failed."""
+"""A signal ends tuning, or a diagnosis: no job is started, no process is left, and no trial is said to have failed."""
 
 import contextlib
+import functools
 import json
 import signal
 import time
 
 import psutil
 import pytest
-from launchers import BRIEF, SCRIPTS, start, wait_for, whole
+from launchers import AUTODDP, BRIEF, SCRIPTS, start, wait_for, whole, with_limits
 
 from autoddp.processes.signals import ONE_SIGNAL
 
@@ -98,3 +99,37 @@ def test_a_second_signal_waits_for_nothing(moment, tmp_path):
         keeper.resume()
     wait_for(lambda: not launch.processes(), "the end of every process")
     nothing_else_happened(launch)
+
+
+CALLS = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+sgd = torch.optim.SGD(torch.nn.Linear(4, 4).parameters())
+while True:
+    for _ in range(20):
+        dist.all_reduce(torch.ones(4))
+    sgd.step()
+"""
+
+
+@pytest.mark.parametrize("has_ddp", [False, True])
+def test_a_diagnosis_ends_by_ctrl_c_with_the_answer_that_there_is(has_ddp, tmp_path):
+    """All that was recorded or measured was thrown away, as if nobody wanted to know it."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT if has_ddp else CALLS)
+    words = ["diagnose", "--nproc-per-node", "2", str(script), "trial"]
+    launch = start(AUTODDP if has_ddp else with_limits({"processes.silence._LONGEST": 2.0}), tmp_path / "run", words)
+    if has_ddp:
+        journal = functools.partial(launch.folder.glob, ".autoddp/2*/journal.jsonl")
+        wait_for(lambda: any(one.read_text().count("\n") > 2 for one in journal()), "the first experiment")
+    else:
+        wait_for(lambda: "recording what the script communicates, " in launch.stderr, "some calls")
+    launch.process.send_signal(signal.SIGINT)
+    assert launch.wait().returncode == 130, launch.stderr[-2000:]
+    assert launch.processes() == []
+    assert "Traceback" not in launch.stderr
+    assert "ended by Ctrl-C" in launch.stdout
+    table = "a step of each rank" if has_ddp else "the script's own collectives"
+    assert table in launch.stdout

@@ -417,7 +417,7 @@ def _verdict(job: Job, findings: Sequence[Finding], undecided: Sequence[Finding]
         if first.status == "proved":
             lines.append(f"Mending {first.cause} saves {saves} ({percent(first.seconds / job.step)}): {first.fix}")
         else:
-            at_most = milliseconds(first.seconds if first.high is None else first.high)
+            at_most = milliseconds(min(job.step, first.seconds if first.high is None else first.high))
             up_to = f"up to {at_most} of {milliseconds(job.step)} ms per {steps.unit}"
             lines.append(f"Suspected: {first.cause}, {up_to}: {first.fix}")
         if len(findings) > 1:
