@@ -92,7 +92,9 @@ def _require_place_for_recipe(options: Options) -> None:
             why = f"cannot be written ({error.strerror}); name a file with --recipe"
             raise UsageError(f"{folders.recipes}: {why}") from None
     target = Path(os.path.realpath(path))  # a linked recipe stays a link
-    if not target.parent.is_dir() or not os.access(target.parent, os.W_OK):
+    if not target.parent.is_dir():
+        raise UsageError(f"--recipe {path}: there is no folder {target.parent}; make it, or name another file")
+    if not os.access(target.parent, os.W_OK):
         raise UsageError(f"--recipe {path}: the folder {target.parent} takes no files; name another file")
     if options.recipe is not None:
         try:

@@ -142,7 +142,7 @@ CASES = {
     "recipe to a folder": ("--nproc-per-node 2 --trials 2 --recipe /tmp train.py", "/tmp: no regular file"),
     "recipe by a link that leads nowhere": (
         f"--nproc-per-node 2 --trials 2 --recipe {NOWHERE} train.py",
-        f"--recipe {NOWHERE}: the folder {{cwd}}/nowhere takes no files; name another file",
+        f"--recipe {NOWHERE}: there is no folder {{cwd}}/nowhere; make it, or name another file",
     ),
     "no ranks": ("--nproc-per-node 0 train.py", "--nproc-per-node 0: must be 1 or more, e.g. --nproc-per-node 2"),
     "no ranks as torchrun": ("--trials 0 --nproc-per-node -2 train.py", "--nproc-per-node -2: must be 1 or more"),
