@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from launchers import AUTODDP, start, unwrapped, whole, with_limits
+from launchers import AUTODDP, start, unwrapped, wait_for, whole, with_limits
 
 from autoddp.attempts.limits import Limits
 from autoddp.attempts.rank_states import Waiting
@@ -68,16 +69,24 @@ def test_ranks_that_the_script_starts_itself_wait_in_vain(tmp_path: Path) -> Non
     script = tmp_path / "train.py"
     script.write_text(OWN_RANKS)
     words = ["--nproc-per-node", "2", "--trials", "1", "--tune-only", str(script)]
-    shorter = {"attempts.rank_states._JOINS": 1.0, "attempts.rank_states._GIVEN_UP": 8.0}
-    launch = start(with_limits(shorter), tmp_path / "run", words).wait()
-    assert unwrapped(launch.stderr).count("the script waits for processes that it has started itself. If they are") == 1
-    assert launch.returncode == 1
-    assert launch.processes() == []
+    launch = start(with_limits({"attempts.rank_states._JOINS": 1.0}), tmp_path / "run", words)
+    try:
+        says = "the script waits for processes that it has started itself. If they are its ranks, they wait in vain"
+        wait_for(lambda: says in unwrapped(launch.stderr), "the line that says so")
+        launch.process.send_signal(signal.SIGTERM)
+        assert launch.wait().returncode == 143
+        assert unwrapped(launch.stderr).count("started itself") == 1
+        assert launch.processes() == []
+    finally:
+        launch.kill()
 
 
 OWN_RANKS_END = """
 import multiprocessing, os, sys, time
 
+open("here" + os.environ["RANK"], "w").close()
+while not all(os.path.exists(f"here{rank}") for rank in range(int(os.environ["WORLD_SIZE"]))):
+    time.sleep(0.1)
 process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(3,))
 process.start()
 process.join()
