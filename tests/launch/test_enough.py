@@ -98,7 +98,7 @@ def test_steps_that_hardly_call_anything_are_recorded_for_longer(
 
 def test_where_no_file_can_be_made_the_calls_are_not_done_again(tmp_path: Path) -> None:
     (tmp_path / "replay").touch()
-    why = communication.replayed(Replay({}, 2, 1, "gloo", 8.0), tmp_path / "replay", {})
+    why = communication.replayed(Replay({}, 2, 1, "gloo", 8.0), tmp_path / "replay", {}, str)
     assert why == f"{tmp_path}/replay cannot be written (File exists)"
 
 
