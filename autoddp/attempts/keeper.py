@@ -380,6 +380,7 @@ def _clean_up_after(shelter: Shelter) -> None:
 
 def _attempt(keeper: int, connection: Connection, attempt: Attempt, alive: int, watch: ProgramWatch) -> None:
     """Be the attempt's own process: isolate it, then run elastic in it. Never returns."""
+    from autoddp.isolation.elsewhere.own import pid_namespace
     from autoddp.torchrun.options import other_program
 
     failure = "it could not begin"
@@ -392,7 +393,7 @@ def _attempt(keeper: int, connection: Connection, attempt: Attempt, alive: int, 
         _close_all_but(connection.fileno(), alive, watch.fileno())
         os.environ.clear()
         os.environ.update(attempt.environment)
-        os.environ[KEEPER] = str(keeper)
+        os.environ[KEEPER] = f"{keeper} {pid_namespace()}"
         tempfile.tempdir = None  # Python keeps the launcher's; guard gives TMPDIR, and elastic makes files there
         _enter(attempt.shelter)
         if not watch.hold():

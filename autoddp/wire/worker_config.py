@@ -18,7 +18,10 @@ USERS_PYTHONPATH = "AUTODDP_USERS_PYTHONPATH"
 INJECT = Path(__file__).parents[1] / "inject"
 """The folder of `sitecustomize.py`, which Python imports at its start if this folder is in PYTHONPATH."""
 KEEPER = "AUTODDP_WORKER_KEEPER"
-"""The keeper's process id: ranks of a tuning attempt do not outlive it. Each rank removes the variable at once."""
+"""The keeper's process id, and the namespace that it is of: ranks of a tuning attempt do not outlive it.
+
+Each rank removes the variable at once.
+"""
 LAUNCHER = "AUTODDP_NAMES_ERRORS_FOR"
 """The launcher's process id: the ranks, its children, leave the cause of their end for elastic's summary."""
 

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -26,6 +26,7 @@ from autoddp.commandline.words import parse
 from autoddp.isolation import Level
 from autoddp.isolation.children import VARIABLE as ISOLATION
 from autoddp.isolation.elsewhere import programs
+from autoddp.isolation.elsewhere.own import pid_namespace
 from autoddp.isolation.kernel import syscalls
 from autoddp.isolation.plan import IsolationPlan
 from autoddp.processes import silence
@@ -207,18 +208,32 @@ def test_an_attempt_that_is_killed_while_it_asks_what_the_kernel_can(monkeypatch
     assert not is_left, "its child waits"
 
 
+def a_rank(tmp_path: Path, keeper: int, in_front: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+    """One without torch, of an attempt that a keeper of this number has started; it says whether it sees the number."""
+    plan = IsolationPlan(Level.OFF, str(tmp_path / "socket")).text()
+    path = os.pathsep.join([str(INJECT), str(ROOT)])
+    own = {ISOLATION: plan, KEEPER: f"{keeper} {pid_namespace()}", "PYTHONPATH": path}
+    words = [*in_front, sys.executable, "-c", f"import os; print({KEEPER!r} in os.environ)"]
+    return subprocess.run(words, env={**os.environ, **own}, capture_output=True, text=True)
+
+
+@pytest.mark.skipif(not may_bind(), reason="needs root, for a namespace of process ids")
+def test_a_rank_in_a_container_with_process_ids_of_its_own(tmp_path: Path) -> None:
+    """It sees no keeper, and must not take it for killed."""
+    inside = ["unshare", "--pid", "--fork", "--mount-proc", "sh", "-c", '"$@"; exit $?', "sh"]
+    done = a_rank(tmp_path, os.getpid(), inside)
+    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing tells a process of its parent's end")
 @pytest.mark.parametrize("is_gone", [False, True])
 def test_a_rank_that_begins_after_its_keeper_was_killed(is_gone: bool, tmp_path: Path) -> None:
     """It would wait for its process group, for half an hour, with what it holds of a GPU."""
-    keeper = os.getpid()
-    if is_gone:
-        with subprocess.Popen(["true"]) as ended:
-            keeper = ended.pid
-    plan = IsolationPlan(Level.OFF, str(tmp_path / "socket")).text()
-    own = {ISOLATION: plan, KEEPER: str(keeper), "PYTHONPATH": os.pathsep.join([str(INJECT), str(ROOT)])}
-    says = f"import os; print({KEEPER!r} in os.environ)"
-    done = subprocess.run([sys.executable, "-c", says], env={**os.environ, **own}, capture_output=True, text=True)
+    with subprocess.Popen(["true"]) as ended:
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+        uncollected = a_rank(tmp_path, ended.pid) if is_gone else None
+    done = a_rank(tmp_path, ended.pid if is_gone else os.getpid())
+    assert uncollected is None or uncollected.returncode == -signal.SIGKILL
     assert (done.returncode, done.stdout) == ((-signal.SIGKILL, "") if is_gone else (0, "False\n")), done.stderr
 
 

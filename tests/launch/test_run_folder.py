@@ -54,20 +54,11 @@ sys.stdin.read()
 """
 
 
-class Fork(subprocess.Popen[str]):
-    """LAUNCHER in a process of its own. A fork of this one would have whatever an earlier test has left in it."""
-
-    def __init__(self, folder: Path, more: str) -> None:
-        own = {**environment(), "TMPDIR": tempfile.gettempdir()}
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        super().__init__([sys.executable, "-c", LAUNCHER, more], cwd=folder, env=own, text=True, **pipes)
-
-
 @dataclass
 class Launcher:
     """A run's launcher in a process of its own, and what it made."""
 
-    process: Fork
+    process: subprocess.Popen[str]
     run: Path
     layers: Path
     private: Path
@@ -103,7 +94,11 @@ class Host:
             folder.mkdir()
 
     def launcher(self, more: str = "") -> Launcher:
-        process = Fork(self.root, more)
+        # Not a fork of this process, which would have whatever an earlier test has left in it.
+        own = {**environment(), "TMPDIR": str(self.temporary)}
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        process = subprocess.Popen([sys.executable, "-c", LAUNCHER, more], cwd=self.root, env=own, **pipes)
+        assert process.stdout is not None
         run, layers, private = process.stdout.readline().split()
         found = Launcher(process, self.output / run, self.place / layers, self.temporary / private)
         self.launchers.append(found)

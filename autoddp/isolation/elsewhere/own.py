@@ -86,11 +86,28 @@ def parent_of(pid: int) -> int:
         return -1 if _session(pid) == -1 else 0
 
 
+def has_ended(pid: int) -> bool:
+    """Whether a process has ended, also where its parent has not collected it yet."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            return stat.read().rpartition(b")")[2].split()[0] == b"Z"
+    except (OSError, IndexError):  # it may be hidden
+        return _session(pid) == -1
+
+
 def is_below(pid: int, *roots: int) -> bool:
     """Whether a process is one of `roots` or was started by one; also True if it has ended."""
     while pid > 1 and pid not in roots:
         pid = parent_of(pid)
     return pid in (*roots, -1)
+
+
+def pid_namespace() -> str:
+    """The namespace in which this process has its id, such as "pid:[4026531836]"; "" where the kernel tells none."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
 
 
 def is_own_process(pid: int) -> bool:

@@ -21,7 +21,7 @@ import wrapt
 
 from autoddp.isolation import Level
 from autoddp.isolation.children import mark_as_checked, watch_children
-from autoddp.isolation.elsewhere.own import is_below
+from autoddp.isolation.elsewhere.own import has_ended, pid_namespace
 from autoddp.isolation.hooks import check_events, rebind
 from autoddp.isolation.locks import beneath_the_overlay, watch_locks
 from autoddp.isolation.pipes import Pipes, watch_pipes
@@ -49,9 +49,6 @@ _OF_THE_OVERLAY = (
 )
 """Errors that only the overlay causes: number, text, and what the user is told happens under it."""
 
-_HIDDEN = 0
-"""What `own.parent_of` gives for a process that /proc does not show: behind that one the keeper may be."""
-
 
 def start(text: str, keeper: str) -> None:
     """Start the isolation. Does not import torch.
@@ -66,7 +63,9 @@ def start(text: str, keeper: str) -> None:
 
         # This is a rank, which must not outlive an attempt that is killed, nor one that was killed before this.
         die_with_parent(signal.SIGKILL, os.getppid())
-        if not is_below(os.getpid(), int(keeper), _HIDDEN):
+        pid, _, namespace = keeper.partition(" ")
+        # In a container with process ids of its own, as under `apptainer exec --pid`, nobody can see the keeper.
+        if namespace == pid_namespace() and has_ended(int(pid)):
             os.kill(os.getpid(), signal.SIGKILL)
     mark_as_checked()  # before the guard, which lets nothing load a library by ctypes
     watch_children(text)
