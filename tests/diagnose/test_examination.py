@@ -599,6 +599,7 @@ def test_without_the_reduction_ranks_that_share_a_lock_do_not_wait_for_each_othe
     assert (rest.cause, rest.status) == ("exposed_communication", "proved")
     assert rest.seconds == pytest.approx(2 * MS, rel=0.1)  # while they reduce, they ask for the lock at once
     assert "so the price may be more than the gradients cost" in rest.text
+    assert rest.fix.startswith("find what makes the ranks late by turns")
 
 
 @pytest.mark.parametrize("late", [0, 1])
@@ -623,6 +624,9 @@ def test_ranks_that_are_late_by_their_data_do_not_make_the_gradients_cheaper() -
     found = examined(SlowJob(hidden=lambda rank, batch: 10.0 * ((rank + batch) % 2), transfer=12.0)).findings
     prices = {one.cause: one.seconds * 1e3 for one in found}
     assert prices == pytest.approx({"uneven_work": 5.0, "exposed_communication": 12.0}, rel=0.15)
+    fix = next(one.fix for one in found if one.cause == "exposed_communication")
+    assert fix.startswith("tune the job with autoddp")  # it comes first, as most of the time is the gradients'
+    assert "; then find what makes the ranks late by turns" in fix
 
 
 def test_what_was_not_tried_stays_suspected_beside_a_part_of_it_that_was() -> None:

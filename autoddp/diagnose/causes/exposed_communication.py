@@ -20,7 +20,7 @@ _FIX_OF_TUNED = (
 )
 _OF_LATE_RANKS = (
     "find what makes the ranks late by turns (a file lock, a disk or cores that they share, batches of different "
-    "size), because faster communication does not mend that; then "
+    "size), because faster communication does not mend that"
 )
 
 
@@ -36,7 +36,7 @@ class ExposedCommunication(Cause):
         seen = f"after the backward pass all ranks wait for their {size} of gradients: {share(exposed, evidence)}"
         fix = _FIX_OF_TUNED if around.is_tuned else _FIX
         if waits := waiting_by_turns(evidence):
-            fix = _OF_LATE_RANKS + fix
+            fix = "; then ".join([_OF_LATE_RANKS, fix] if waits > exposed else [fix, _OF_LATE_RANKS])
             seen += (
                 f"; besides, each rank waits {milliseconds(waits)} ms or more for ranks that are late by turns; steps "
                 "without the reduction do not wait for late ranks either, so the price may be more than the gradients "
