@@ -8,6 +8,7 @@ live_job        the running job as the study uses it
 job_events      what can happen to it
 job_machine     its states, and what each event does
 attempt_record  what is known of one start of the script
+own_faults      whether a failure is the script's own
 journal         every measurement, one line each
 resuming        goes on with a run that was cut off
 isolating       which isolation an attempt gets

@@ -97,6 +97,7 @@ from autoddp.attempts.job_events import (
     Worker,
 )
 from autoddp.attempts.journal import Journal
+from autoddp.attempts.own_faults import OwnFaults
 from autoddp.attempts.restarts import Starts
 from autoddp.codec import replace
 from autoddp.hosts.together import ENDED_THERE
@@ -193,6 +194,7 @@ class JobMachine:
         self._asked_again: list[int] = []
         self._ended_in = -1  # the order without reduction that was out when a script last ended without a reason
         self._futile_attempts = self._faults = 0
+        self._own_faults = OwnFaults()
 
     @property
     def attempt_must_end(self) -> bool:
@@ -598,14 +600,18 @@ class JobMachine:
 
     def _order_lost(self, cause: str) -> None:
         """Rank 0 does not answer any more. Without a cause the script has ended by itself."""
-        assert self._attempt.order is not None
+        attempt = self._attempt
+        assert attempt.order is not None
         assert isinstance(self._question, MeasureAsked)
         if cause and self._order_is_repeated:
-            self._asked_again.append(self._attempt.order.index)
+            self._asked_again.append(attempt.order.index)
         elif cause:
+            measured = len(self._journal.entries) - attempt.entries_before
+            if not (attempt.parted or attempt.hung):
+                self._own_faults.failed(attempt.order, measured, attempt.steps, cause)
             self._journal.add(Entry(self._question.asked, None, cause))
         else:
-            self._attempt.unanswered = self._attempt.order  # the end of the attempt tells more, see `_settle`
+            attempt.unanswered = attempt.order  # the end of the attempt tells more, see `_settle`
         self._take_back_the_order()
 
     def _settle(self, order: Measure) -> None:
@@ -711,6 +717,8 @@ class JobMachine:
             return ""
         if attempt.failure and not self._journal.entries and self._is_one_host:
             return attempt.failure
+        if self._own_faults.why:
+            return self._own_faults.why
         if attempt.failure:
             self._faults += 1
             too_many = f"{self._faults} attempts have failed; the last: {attempt.failure}"

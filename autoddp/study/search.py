@@ -431,6 +431,9 @@ class Study:
                 shown = f"no trial was faster so far ({best.configuration}: ×{ratio(self._budget.step / best.seconds)})"
             return Decision(AS_WRITTEN, f"undecided: {shown}: your settings stay{more}", is_open=True)
         decision = decide(ladder, self._asked, won)
+        if decision.configuration == AS_WRITTEN and ended and self._finals.failed:
+            # What would have failed in any configuration may have failed in one that gains.
+            decision = replace(decision, why=f"undecided: {decision.why}{more}", is_open=True)
         paired, rounds = self._finals.paired, len(self._finals.paired.rounds)
         maybe = [s for s in ladder if self._asked.allows(s.configuration) and s.speedup.ratio > WORTH_A_CHANGE]
         if decision.configuration == AS_WRITTEN and maybe and not paired.is_settled:

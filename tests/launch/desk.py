@@ -30,6 +30,7 @@ from autoddp.attempts.job_events import (
 )
 from autoddp.attempts.job_machine import JobMachine, State
 from autoddp.attempts.journal import Journal
+from autoddp.knobs import AS_WRITTEN, Configuration
 from autoddp.wire import VERSION, BlockDone, Finish, Goodbye, Hello, Measure, Message, Ready, StopTuning, Welcome
 
 VARIABLES = {"GLOO_SOCKET_IFNAME": "eth0,eth1"}
@@ -171,10 +172,16 @@ class Desk:
         return reply
 
     def asks(
-        self, variables: dict[str, str] | None = None, steps: int = 40, apply: bool = True, reduce: bool = True
+        self,
+        variables: dict[str, str] | None = None,
+        steps: int = 40,
+        apply: bool = True,
+        reduce: bool = True,
+        configuration: Configuration = AS_WRITTEN,
     ) -> Future[BlockDone]:
         reply: Future[BlockDone] = Future()
-        self.happens(MeasureAsked(Measure(self.asked, {}, 1, steps, reduce, apply), variables or {}, reply))
+        asked = Measure(self.asked, configuration, 1, steps, reduce, apply)
+        self.happens(MeasureAsked(asked, variables or {}, reply))
         self.asked += 1
         return reply
 

@@ -377,16 +377,17 @@ def after_steps_without_reduction(desk: Desk, index: int) -> Future[BlockDone]:
     return desk.asks()
 
 
-def fails(desk: Desk, why: str = "AssertionError: ranks differ") -> None:
-    """The order that is out fails, and the next attempt is ready."""
-    desk.goodbye(1, why)
-    desk.process_ended(0, "killed by SIGTERM")
-    desk.closed(0)
-    desk.ended("rank 1 ended with exit code 1")
-    desk.begins()
-    desk.hello(0)
-    desk.hello(1)
-    desk.ready()
+def fails(desk: Desk, why: str = "AssertionError: ranks differ", steps: int = 0, rank: int = 1) -> None:
+    """The order that is out fails, and the next attempt is ready, if there is one."""
+    desk.goodbye(rank, why, steps)
+    desk.process_ended(1 - rank, "killed by SIGTERM")
+    desk.closed(1 - rank)
+    desk.ended(f"rank {rank} ended with exit code 1")
+    desk.passes(10.0)
+    if desk.begins() is not None:
+        desk.hello(0)
+        desk.hello(1)
+        desk.ready()
 
 
 def test_what_fails_after_steps_without_reduction_is_tried_once_more(desk: Desk) -> None:
@@ -415,6 +416,50 @@ def test_few_orders_are_given_once_more(desk: Desk) -> None:
     desk.closed(0)
     with pytest.raises(TrialFailed):
         block.result(0)
+
+
+VIEW = Configuration({"gradient_as_bucket_view": True})
+BF16 = Configuration({"hook": "bf16"})
+
+
+def tried(desk: Desk, configuration: Configuration, before: int, steps: int, why: str, rank: int = 1) -> str:
+    """After measurements `before`, it fails after `steps` of the start; why tuning is over, or ""."""
+    for _ in range(before):
+        desk.asks()
+        desk.block(desk.asked - 1)
+    block = desk.asks(configuration=configuration)
+    fails(desk, why, steps, rank)
+    with pytest.raises(TrialFailed, match=why):
+        block.result(0)
+    return desk.machine.why_over
+
+
+def test_a_script_that_fails_at_one_step_whatever_is_tried_is_to_blame_itself(desk: Desk) -> None:
+    desk.reach(State.READY)
+    assert tried(desk, BF16, 3, 30, "IndexError: list index out of range", rank=0) == ""
+    why = tried(desk, VIEW, 1, 30, "IndexError: list index out of range")
+    assert why.startswith("after 30 steps the script failed in the same way under different settings")
+    assert why.endswith(": IndexError: list index out of range")
+
+
+@pytest.mark.parametrize(
+    ("configuration", "before", "steps", "why"),
+    [
+        (VIEW, 3, 30, "IndexError: list index"),  # each may have failed at once
+        (BF16, 1, 30, "IndexError: list index"),
+        (Configuration({"hook": "fp16"}), 1, 30, "IndexError: list index"),  # neither is exact
+        (VIEW, 1, 20, "IndexError: list index"),
+        (VIEW, 1, 0, "IndexError: list index"),
+        (VIEW, 1, 30, "AssertionError: NaN"),
+    ],
+    ids=["same place", "same settings", "inexact", "another step", "unknown step", "another error"],
+)
+def test_a_setting_that_may_be_to_blame_is(
+    desk: Desk, configuration: Configuration, before: int, steps: int, why: str
+) -> None:
+    desk.reach(State.READY)
+    assert tried(desk, BF16, 3, steps and 30, "IndexError: list index") == ""
+    assert tried(desk, configuration, before, steps, why) == ""
 
 
 def test_what_fails_without_reduction_or_hangs_is_not_tried_again(desk: Desk) -> None:

@@ -695,6 +695,33 @@ def test_a_start_that_ends_the_tuning_keeps_what_was_found() -> None:
     assert outcome.decision.configuration
 
 
+def test_where_a_finalist_failed_and_tuning_ended_by_itself_nothing_is_decided() -> None:
+    """What ends tuning may have made the finalist fail, too."""
+
+    def computing(configuration: Configuration) -> float:
+        return 90.0 if configuration and configuration.rung is Rung.EXACT else 1.0
+
+    before = job_on("slow", computing=computing)
+    first = run(before, trials=2)
+    winner, of_trials = first.decision.configuration, len(before.asked) - blocks_of_finals(first)
+    rounds = 0
+
+    def spoil(index: int, configuration: Configuration) -> None:
+        nonlocal rounds
+        rounds += index >= of_trials and configuration == AS_WRITTEN
+        if rounds > 3:
+            raise TuningOver("the script itself is to blame")
+        _fail(index >= of_trials and configuration == winner)
+
+    outcome = run(job_on("slow", computing=computing, spoil=spoil), trials=2)
+    decision = outcome.decision
+    assert winner.rung is Rung.NEAR
+    assert [standing.rung for standing in outcome.ladder] == [Rung.EXACT]
+    assert (decision.configuration, decision.is_open) == (AS_WRITTEN, True)
+    assert decision.why.startswith("undecided: no significant gain ")
+    assert decision.why.endswith("(the script itself is to blame)")
+
+
 class Listening(Observer):
     def __init__(self) -> None:
         self.needed: list[float] = []
