@@ -118,7 +118,7 @@ from autoddp.wire import (
 )
 
 NO_DDP = "the script built no DistributedDataParallel model"
-TOO_SHORT = "the script ends before a single measurement can be made"
+TOO_SHORT = "the script ends before a single measurement can be made; give it more data, or another epoch"
 """Why there is nothing to measure in a script that is in order."""
 _FEWEST_USABLE = 8  # steps of a start that can be measured: with fewer, each measurement would cost a start
 _FEWEST_STEPS = 2  # of a measurement, however often the script ends before one is done: one step would be a guess
@@ -732,7 +732,8 @@ class JobMachine:
             many = f"{_FUTILE_ATTEMPTS} starts have ended before that was measured"
             return TOO_SHORT if never else f"{attempt.how_ended}; {many}"
         if not futile and not attempt.is_trying and attempt.usable is not None and attempt.usable < _FEWEST_USABLE:
-            return f"a start of the script gives {attempt.usable} steps to measure, and {_FEWEST_USABLE} are needed"
+            few = f"a start of the script gives {attempt.usable} steps to measure, and {_FEWEST_USABLE} are needed"
+            return f"{few}; give it more data, or another epoch"
         return ""
 
     def _end(self, why: str) -> None:

@@ -14,7 +14,7 @@ import pytest
 from desk import VARIABLES, Desk, Rank
 
 from autoddp.attempts.job_events import Closed, MeasureAsked, Said, TakenOver, Worker
-from autoddp.attempts.job_machine import State
+from autoddp.attempts.job_machine import TOO_SHORT, State
 from autoddp.codec import decode
 from autoddp.knobs import Configuration
 from autoddp.processes import children
@@ -342,7 +342,8 @@ def test_a_script_that_gives_few_steps_is_not_started_again_and_again(desk: Desk
     desk.block()
     desk.asks()
     assert script_ends(desk, 13).result(0) is False
-    assert desk.machine.why_over == "a start of the script gives 7 steps to measure, and 8 are needed"
+    few = "a start of the script gives 7 steps to measure, and 8 are needed"
+    assert desk.machine.why_over == f"{few}; give it more data, or another epoch"
 
 
 def test_a_script_that_ends_early_under_what_was_tried_may_be_longer(desk: Desk) -> None:
@@ -650,7 +651,7 @@ def test_ranks_that_are_ended_after_the_script_are_no_fault(desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("failure", "attempts", "why"),
     [
-        ("", 3, "the script ends before a single measurement can be made"),
+        ("", 3, TOO_SHORT),
         ("rank 0 ended with exit code 1", 1, "rank 0: ValueError"),
     ],
 )
@@ -705,7 +706,7 @@ def test_a_script_that_ends_well_before_it_has_trained_is_started_once(desk: Des
     desk.goodbye(0)
     desk.goodbye(1)
     assert desk.ended().result(0) is False
-    with pytest.raises(TuningOver, match=r"^the script ends before a single measurement can be made$"):
+    with pytest.raises(TuningOver, match=rf"^{TOO_SHORT}$"):
         facts.result(0)
 
 
