@@ -302,21 +302,29 @@ def _from_here(path: Path) -> Path:
 
 
 def _is_worth_more(place: Path, new: Recipe) -> bool:
-    """Whether the recipe that stands there has final rounds, and the new one, launching as written, decides nothing.
+    """Whether the recipe that stands there has final rounds that decided it, and the new one decides nothing.
 
     It has none itself, or they differ too much: on a busy machine nothing is known against what was proved before.
     """
-    is_decided = new.evidence.final_rounds and not new.evidence.why.startswith("undecided: ")
-    if is_decided or new.configuration or not place.exists():
+    if _is_decided(new) or not place.exists():
         return False
     try:
-        rounds = load(place).evidence.final_rounds
+        stands = load(place)
     except RecipeError:
         return False
-    if rounds:
-        has = "not decided" if new.evidence.final_rounds else "made none"
-        say(f"{place} stays: {rounds} final rounds have decided it, and this tuning run has {has}")
-    return rounds > 0
+    rounds = stands.evidence.final_rounds
+    # An undecided one proves nothing; of hosts that share a folder, another one may have written this very recipe.
+    if not rounds or not _is_decided(stands):
+        return False
+    has = "not decided" if new.evidence.final_rounds else "made none"
+    say(f"{place} stays: {rounds} final rounds have decided it, and this tuning run has {has}")
+    return True
+
+
+def _is_decided(recipe: Recipe) -> bool:
+    """Whether it launches something, or its final rounds have shown that nothing is faster."""
+    evidence = recipe.evidence
+    return bool(recipe.configuration or (evidence.final_rounds and not evidence.why.startswith("undecided: ")))
 
 
 def keep(text: str, place: Path, options: Options, previous: Path | None, detail: Callable[[str], None] = say) -> Path:

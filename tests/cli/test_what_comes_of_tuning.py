@@ -127,6 +127,19 @@ def test_a_study_that_decides_nothing_replaces_no_recipe_with_final_rounds(
     assert written.read_text() == before
 
 
+def test_an_undecided_recipe_stays_for_no_other_one(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of hosts that share a folder, the second one finds there what the first one has just written."""
+    comes_of(BUSY, folder)
+    capsys.readouterr()
+    mode = comes_of(replace(BUSY, decision=replace(BUSY.decision, why="undecided: likewise")), folder)
+    (written,) = recipes()
+    assert load(written).evidence.why == "undecided: likewise"
+    assert mode.recipe == load(written)
+    said = capsys.readouterr().err
+    assert "stays:" not in said
+    assert "starting the job" in said
+
+
 @pytest.mark.parametrize("own_ranks", [False, True])
 def test_ranks_that_the_script_starts_are_launched_as_they_were_measured(own_ranks: bool, folder: RunFolder) -> None:
     """Without a decision there is no recipe, and under torchrun they wait for a store that nobody makes."""
