@@ -164,7 +164,8 @@ class Results:
                 self._answer(tuned.outcome, recipe.configuration, "")
             if not options.tune_only:
                 say("launching as written")
-            return mode
+            # On other hosts none may stand there: what a host launches with is alike on all, as written or not.
+            return replace(mode, recipe=recipe, path=place)
         detail = self.observer.detail if tuned.outcome is not None else say
         place = keep(tuned.recipe, place, options, folder.previous_recipe, detail)
         if tuned.outcome is not None:

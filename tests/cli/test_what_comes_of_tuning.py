@@ -140,6 +140,22 @@ def test_an_undecided_recipe_stays_for_no_other_one(folder: RunFolder, capsys: p
     assert "starting the job" in said
 
 
+def test_on_several_hosts_one_whose_older_recipe_stays_launches_what_the_others_do(folder: RunFolder) -> None:
+    """The ranks of a host with a recipe wait ten seconds for the answers of those that have been given none."""
+    comes_of(DECIDED, folder)
+    (older,) = recipes()
+    launched = []
+    for is_new_here in (False, True):
+        if is_new_here:
+            older.unlink()
+        with Results(parse(WORDS), folder, Network()) as results:
+            made = results.recipe(BUSY, ())
+        mode = results.mode(Mode(tune=True, several_nodes=True), Tuned(recipe=made, outcome=BUSY, built_ddp=True))
+        assert mode.path == older
+        launched.append((mode.digest(parse(WORDS)), job_environment(parse(WORDS), mode, Network()).keys()))
+    assert launched[0] == launched[1]
+
+
 @pytest.mark.parametrize("own_ranks", [False, True])
 def test_ranks_that_the_script_starts_are_launched_as_they_were_measured(own_ranks: bool, folder: RunFolder) -> None:
     """Without a decision there is no recipe, and under torchrun they wait for a store that nobody makes."""
