@@ -42,7 +42,6 @@ from autoddp.knobs import AS_WRITTEN
 from autoddp.knobs.computing import THREADS
 from autoddp.log import get_logger
 from autoddp.network.own_network import on_one_host
-from autoddp.processes.signals import Interrupted
 from autoddp.processes.silence import awaiting
 from autoddp.runs import nccl_logs
 from autoddp.runs.folder import CALLS
@@ -190,7 +189,7 @@ class Tuning:
             # The study must know before the ranks are gone, here or on other hosts.
             job.give_up(why)
             if not is_fault:
-                self._leave(error)
+                self.hosts.leave(error)
                 raise
             # Such as a limit of this user's on threads: it must not cost the job, for which it may be enough.
             logger.exception("tuning failed")
@@ -233,7 +232,7 @@ class Tuning:
                 over=lambda: self.deadline.ended,
             )
         except BaseException as error:  # such as a signal: the others would wait for a minute and a half
-            self._leave(error)
+            self.hosts.leave(error)
             raise
         if found is None or not failure:
             return found
@@ -260,12 +259,13 @@ class Tuning:
         try:
             answer, built_ddp = self.hosts.one_answer(mine, tuned.built_ddp, self.reporter.say, leads)
         except BaseException as error:
-            self._leave(error)
+            self.hosts.leave(error)
             if not is_found or not isinstance(error, HostLost):
                 raise
             self.reporter.warn(f"the diagnosis ended early: {error}")
             return tuned
-        self.hosts.close()
+        if self.options.tune_only:  # else the hosts have yet to launch the job together
+            self.hosts.close()
         if self.hosts.several and not answer:
             tuned = replace(tuned, recipe="")
         elif not leads and answer:
@@ -279,9 +279,6 @@ class Tuning:
         except ValueError:
             self.reporter.warn("what the leading host has found cannot be read by this version of autoddp; see there")
             return replace(mine, recipe=str(json.loads(answer)["tuned"]["recipe"]))
-
-    def _leave(self, error: BaseException) -> None:
-        self.hosts.leave(error.name if isinstance(error, Interrupted) else f"it failed: {error}")
 
     def _study(self, job: LiveJob, screening: Screening, tuned: Tuned, began: float) -> None:
         """The study's thread; where another host leads, it does what it is told. `began`: by `time.perf_counter()`."""

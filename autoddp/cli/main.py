@@ -200,7 +200,7 @@ def _decided(options: Options, mode: Mode, began: float) -> Job | None:
         elif mode.tune:
             hosts = agreement.hosts if agreement is not None else Hosts()
             here = os.getcwd()
-            with environment_with(network.variables):
+            with hosts.launching(tell, job=not options.tune_only), environment_with(network.variables):
                 with Results(options, preparation.folder, network) as results:
                     kind = Tuning if options.study.objective is None else ObjectiveTuning
                     tuning = kind(options, preparation, hosts, results, network.together, began=began)

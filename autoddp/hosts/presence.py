@@ -224,7 +224,12 @@ class Presence:
         self._beat_soon()
 
     def leave(self, why: str) -> None:
-        """Tell the others that tuning ends here; returns once they know it, at the latest after some seconds."""
+        """Tell the others that tuning ends here; returns once they know it, at the latest after some seconds.
+
+        Without effect where this launcher has left or stopped before.
+        """
+        if self._is_stopped:
+            return
         with self._lock:
             self._left = why
         self._beat_soon()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
@@ -24,6 +24,7 @@ from autoddp.hosts.presence import HostsGone, Presence
 from autoddp.isolation import Level
 from autoddp.network.gathering import Endpoint
 from autoddp.processes.polling import polls
+from autoddp.processes.signals import Interrupted
 from autoddp.processes.silence import awaiting
 
 _GRACE = 3.0  # seconds that an attempt has for ending by itself after it has ended on another host
@@ -87,7 +88,8 @@ class Hosts:
     ahead: float = 0.0
     """Seconds by which this host's clock is ahead of the first host's; 0.0 where they agree, as far as is known."""
     _ended_elsewhere_at: float = 0.0
-    _lost: int = 0
+    _without: list[int] = field(default_factory=list)
+    """The launchers that were left out when all decided what to launch."""
 
     def __post_init__(self) -> None:
         if self.store is not None:
@@ -101,7 +103,7 @@ class Hosts:
     @property
     def left(self) -> int:
         """With how many hosts the job starts: those that were lost in tuning take no part."""
-        return self.nodes - self._lost
+        return self.nodes - len(self._without)
 
     @cached_property
     def _presence(self) -> Presence:
@@ -140,10 +142,10 @@ class Hosts:
         if self.store is not None:
             self._presence.end(why)
 
-    def leave(self, why: str) -> None:
+    def leave(self, why: str | BaseException) -> None:
         """Tell the others that this host tunes no more and starts no job; they know it before this returns."""
         if self.store is not None:
-            self._presence.leave(why)
+            self._presence.leave(why if isinstance(why, str) else _why(why))
 
     def close(self) -> None:
         """Tuning is over on all hosts; nothing may be asked from here on."""
@@ -264,20 +266,64 @@ class Hosts:
                 for number, part in enumerate(parts):
                     self._set(f"answer/{self.rank}/{number}", part)
                 self._set(f"answer/{self.rank}", (leads, built_ddp, len(parts)))
-                decided = self._decided_by_the_first(self._absent("answer", say))
+                decided = self._decided_once("answer", lambda: self._decision(self._absent("answer", say)), _Decision)
                 answer = mine if decided.leader == self.rank else self._answer_of(decided.leader)
         except (RuntimeError, TimeoutError) as error:
             raise HostLost(f"{self._presence.why_over or first_line(error)}; no job is started") from None
         self.until_all_have_read(decided.without)
         if self.rank in decided.without:
             raise HostLost("the other hosts had not heard of this one for too long, and go on without it")
-        self._lost = len(decided.without)
-        needed = self.fewest or self.nodes
-        if self.left < needed:
-            raise HostLost(f"{decided.why}; the job needs {needed} hosts, and no job is started")
+        self._without = decided.without
+        self._require(self.left, decided.why)
         if decided.why:
             say(f"warning: the recipe is not used: {decided.why}")
         return answer, decided.built_ddp
+
+    @contextlib.contextmanager
+    def launching(self, say: Callable[[str], None], job: bool = True) -> Iterator[None]:
+        """A context in which this host tunes and prepares the `job`: at its end all hosts launch it, or none does.
+
+        A host may still be ended when all have decided what to launch, and the others would wait for it in silence, as
+        long as torchrun does. HostLost where one is gone that the job needs. Afterwards nothing may be asked.
+        """
+        try:
+            yield
+            if job and self.store is not None:
+                self._launch_together(say)
+        except BaseException as error:
+            if job and self.store is not None:
+                with contextlib.suppress(RuntimeError):  # the store is gone, or this launcher has left before
+                    self._set(f"launching/{self.rank}", _why(error))  # it may just have said that it launches the job
+            self.leave(error)
+            raise
+        finally:
+            self.close()
+
+    def _launch_together(self, say: Callable[[str], None]) -> None:
+        try:
+            with awaiting(_OTHERS):
+                self._presence.await_store(_RETURN, say)
+                self._set(f"launching/{self.rank}", "")
+                lost = self._decided_once("launching", lambda: self._gone(self._absent("launching", say)), list[str])
+        except (RuntimeError, TimeoutError) as error:
+            raise HostLost(f"{self._presence.why_over or first_line(error)}; no job is started") from None
+        # Where the job can spare them it is launched as all have decided: some hosts may be launching it already.
+        self._require(self.left - len(lost), ", ".join(lost))
+
+    def _gone(self, absent: Collection[int]) -> list[str]:
+        """Why, with the host's name, each launcher that is gone will not launch the job with the others."""
+        missing = self._presence.missing()
+        gone = {rank: missing[rank] for rank in absent if rank in missing}
+        for rank in range(self.nodes):
+            if rank not in [*absent, *self._without] and (why := self._get(f"launching/{rank}", str)):
+                gone[rank] = f"has left: {why}"  # read here, because a beat comes up to a second later
+        return [f"{self._presence.name_of(rank)} {why}" for rank, why in gone.items()]
+
+    def _require(self, hosts: int, why: str) -> None:
+        """HostLost where so many hosts are too few for the job."""
+        needed = self.fewest or self.nodes
+        if hosts < needed:
+            raise HostLost(f"{why}; the job needs {needed} hosts, and no job is started")
 
     def until_all_have_read(self, without: Collection[int] = ()) -> None:
         """Wait, for some seconds, until the others have read what was decided: the store may end with this launcher."""
@@ -300,7 +346,8 @@ class Hosts:
         """Wait until each launcher has written under `key`; returns those that are not waited for any longer."""
         told, absent = False, []
         for waited in polls(_PATIENCE):
-            absent = [rank for rank in range(self.nodes) if not self._are_there([f"{key}/{rank}"])]
+            here = [rank for rank in range(self.nodes) if rank not in self._without]
+            absent = [rank for rank in here if not self._are_there([f"{key}/{rank}"])]
             gone = self._presence.missing()
             back = [rank for rank in absent if not self._presence.has_left(rank)]
             patience = _RETURN if all(rank in gone for rank in absent) else _PATIENCE
@@ -312,24 +359,27 @@ class Hosts:
                 say(f"waiting for {names} (up to {patience:.0f} s)")
         return absent
 
-    def _decided_by_the_first(self, absent: list[int]) -> _Decision:
+    def _decision(self, absent: list[int]) -> _Decision:
+        gone = self._presence.missing()
+        names = [f"{self._presence.name_of(rank)} {gone.get(rank, 'does not answer')}" for rank in absent]
+        here = [rank for rank in range(self.nodes) if rank not in absent]
+        said = {rank: self._get(f"answer/{rank}", tuple[bool, bool, int]) for rank in here}
+        leaders = [rank for rank, (leads, _, _) in said.items() if leads]
+        return _Decision(
+            leader=None if absent else next(iter(leaders), None),
+            built_ddp=any(built for _, built, _ in said.values()),
+            without=[rank for rank in absent if rank in gone],
+            why=", ".join(names),
+        )
+
+    def _decided_once(self, key: str, mine: Callable[[], T], kind: type[T]) -> T:
         """What the first launcher to come here decides for all: a host that comes back must not decide otherwise."""
-        if self._presence.ask(lambda store: store.add("answer/votes", 1)) == 1:
-            gone = self._presence.missing()
-            names = [f"{self._presence.name_of(rank)} {gone.get(rank, 'does not answer')}" for rank in absent]
-            here = [rank for rank in range(self.nodes) if rank not in absent]
-            said = {rank: self._get(f"answer/{rank}", tuple[bool, bool, int]) for rank in here}
-            leaders = [rank for rank, (leads, _, _) in said.items() if leads]
-            mine = _Decision(
-                leader=None if absent else next(iter(leaders), None),
-                built_ddp=any(built for _, built, _ in said.values()),
-                without=[rank for rank in absent if rank in gone],
-                why=", ".join(names),
-            )
-            self._set("answer/decided", mine)
+        found = mine()
+        if self._presence.ask(lambda store: store.add(f"{key}/votes", 1)) == 1:
+            self._set(f"{key}/decided", found)
         for _ in polls(_ANSWER.total_seconds()):
-            if self._are_there(["answer/decided"]):
-                return self._get("answer/decided", _Decision)
+            if self._are_there([f"{key}/decided"]):
+                return self._get(f"{key}/decided", kind)
         raise TimeoutError("the launcher that was to decide for all hosts does not answer")
 
     def _set(self, key: str, value: Any) -> None:
@@ -341,3 +391,8 @@ class Hosts:
     def _get(self, key: str, kind: type[T]) -> T:
         """The value of a key, which must be there."""
         return decode(self._presence.ask(lambda store: store.get(key)), kind)
+
+
+def _why(error: BaseException) -> str:
+    """Why this launcher leaves the others, in a few words."""
+    return error.name if isinstance(error, Interrupted) else f"it failed: {error}"

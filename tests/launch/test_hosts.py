@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -26,6 +28,7 @@ from autoddp.hosts.together import Hosts, Next
 from autoddp.isolation import Level
 from autoddp.network.gathering import Endpoint
 from autoddp.processes.polling import polls
+from autoddp.processes.signals import Interrupted
 from autoddp.runs.rank_logs import LogKeeper
 from autoddp.torchrun.options import node_range
 
@@ -313,6 +316,55 @@ def test_where_the_first_host_was_stopped_it_hears_that_tuning_is_over(two: list
     assert until(lambda: two[0].why_over) == two[1].why_over
     found = together((two[0].one_answer, "x", False, quiet, True), (two[1].one_answer, "", True, quiet, False))
     assert found == [("x", True)] * 2
+
+
+def launched(hosts: Hosts, prepares: Any = lambda: None, waits: Any = lambda _: None) -> str:
+    """What comes of it once all have decided what to launch; `waits` is called while it waits for the others."""
+    try:
+        with hosts.launching(waits):
+            prepares()
+    except (HostLost, Interrupted) as error:
+        return str(error)
+    return ""  # it launches the job
+
+
+def interrupted() -> None:
+    raise Interrupted(signal.SIGINT)
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize(
+    ("fewest", "ends", "others"),
+    [
+        (3, interrupted, "host1 has left: SIGINT; the job needs 3 hosts, and no job is started"),
+        (2, interrupted, ""),  # it has been decided what to launch, and elastic finds out who comes
+        (3, None, "host1 has not been heard of for 2 s; the job needs 3 hosts, and no job is started"),
+        (3, lambda: None, ""),
+    ],
+)
+def test_all_hosts_launch_the_job_or_none_does(fewest: int, ends: Any, others: str) -> None:
+    """The others waited in silence, as long as torchrun does, for one that had been ended while it wrote its report."""
+    three = connected(3, fewest=fewest)
+    asked = [(host.one_answer, "x", True, quiet, host is three[0]) for host in three]
+    assert together(*asked) == [("x", True)] * 3
+    if ends is None:
+        gone(three[1])
+        found = together((launched, three[0]), (launched, three[2]))
+    else:
+        found = together((launched, three[0]), (launched, three[2]), (launched, three[1], ends))[:2]
+    assert [re.sub(r"for \d+ s", "for 2 s", one) for one in found] == [others] * 2
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_host_that_is_ended_while_it_waits_to_launch_is_missed_at_once(
+    two: list[Hosts], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one launched the job: it had not heard of it yet, as launchers hear of each other once a second."""
+    monkeypatch.setattr(module, "_SILENT", 0.1)
+    together(*[(host.one_answer, "x", True, lambda _: None, host is two[0]) for host in two])
+    monkeypatch.setattr(presence, "_BEAT", 60.0)
+    assert launched(two[1], waits=lambda _: interrupted()) == "130"
+    assert launched(two[0]) == "host1 has left: SIGINT; the job needs 2 hosts, and no job is started"
 
 
 @pytest.mark.parametrize("leaves", [0, 1])

@@ -5,7 +5,7 @@ import signal
 import time
 
 import pytest
-from launchers import AUTODDP, SCRIPTS, start, wait_for, whole
+from launchers import AUTODDP, BRIEF, SCRIPTS, start, wait_for, whole
 from test_tuned_hosts import rendezvous
 
 MOMENTS = {
@@ -81,3 +81,39 @@ def test_a_launcher_that_is_killed(lab, tmp_path, kind, moment, lost):
     ends_for_lack_of(launches[1 - lost], "(host1) has not been heard of for" if lost else where)
     print(f"ended {time.monotonic() - began:.1f} s after it")
     wait_for(lambda: launches[lost].processes() == [], "what the killed launcher has left")
+
+
+HELD = (
+    *BRIEF[:2],
+    """\
+import os, signal
+import autoddp.cli.tuned
+def held(*_):
+    open(os.path.join(os.environ["OUT"], "held"), "w").close()
+    signal.pause()
+autoddp.cli.tuned.write_summary = held
+"""
+    + BRIEF[2],
+)
+"""The command autoddp, which stands still while it writes what came of tuning."""
+
+
+@pytest.mark.lab
+@pytest.mark.parametrize("kind", ["static", whole("c10d")])
+def test_a_launcher_that_is_told_to_leave_when_all_have_decided_what_to_launch(lab, tmp_path, kind):
+    """The other one started the job, and waited in silence as long as torchrun does."""
+    hosts = lab(hosts=2)
+    launches = []
+    for host, command in enumerate((BRIEF, HELD)):
+        words = ["--nnodes", "2", "--nproc-per-node", "1", *rendezvous(hosts, kind, host), "--trials", "1"]
+        words += ["--allow", "exact", "--diagnose-budget", "0", str(SCRIPTS / "plain.py")]
+        env = {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1", "TUNED_TIMES_LONGER": "100"}
+        popen = functools.partial(hosts.fork, host)
+        launches.append(start(command, tmp_path / f"host{host}", words, env, popen=popen))
+    wait_for(lambda: (tmp_path / "host1/held").exists() and "recipe written" in launches[0].stderr, "the decision")
+    launches[1].process.send_signal(signal.SIGINT)
+    assert launches[1].wait().returncode == 130
+    assert launches[0].wait().returncode == 1
+    said = launches[0].stderr.splitlines()
+    assert said[-1].endswith("(host1) has left: SIGINT; the job needs 2 hosts, and no job is started")
+    assert [launch.processes() for launch in launches] == [[], []]

@@ -117,13 +117,13 @@ class ObjectiveTuning(Tuning):
         except OSError as error:
             tuned.why = self._folder.why_not_written(error)
         except AutoddpError as error:
-            self._leave(error)
+            self.hosts.leave(error)
             raise
         except Exception as error:
             logger.exception("the study failed")
             tuned.why = f"tuning itself failed: {error!r}"
         except BaseException as error:
-            self._leave(error)
+            self.hosts.leave(error)
             raise
         tuned.wall_seconds["total"] = time.perf_counter() - began
         if tuned.why:
