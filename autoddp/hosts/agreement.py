@@ -16,7 +16,7 @@ import os
 import queue
 import socket
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -37,6 +37,7 @@ from autoddp.processes.polling import Asked, polls
 from autoddp.processes.silence import awaiting
 from autoddp.topology import interfaces
 from autoddp.torchrun import meetings, options, surroundings
+from autoddp.torchrun.meetings import Unheard
 from autoddp.units import duration
 from autoddp.version import __version__
 
@@ -169,7 +170,7 @@ class _Meeting:
         self._ask(lambda: self._store.set(key, text))
 
     def await_all(self, key: str) -> None:
-        """Wait until each node has said something under the key. TimeoutError names the nodes that have not."""
+        """Wait until each node has said something under the key. Unheard names the nodes that have not."""
         told = False
         for waited in polls(_ANSWER):
             if self._are_there([f"{key}/{node}" for node in range(self._nodes)]):
@@ -177,7 +178,7 @@ class _Meeting:
             if waited > _SILENT and not told:
                 told = True
                 tell(f"waiting for {self._silent(key)} (up to {_ANSWER:.0f} s)")
-        raise TimeoutError(f"{self._silent(key)} does not answer, for {_ANSWER:.0f} s: see what that launcher does")
+        raise Unheard(f"{self._silent(key)} does not answer, for {_ANSWER:.0f} s: see what that launcher does")
 
     def _silent(self, key: str) -> str:
         absent = [node for node in range(self._nodes) if not self._are_there([f"{key}/{node}"])]
@@ -218,10 +219,11 @@ def agree(
     """
     place = _reached(torchrun)
     with place.clock_is_shown:
-        info = meetings.meet(place.handler, torchrun, place.arrivals)
+        met = _met(torchrun, place)
     sets = {*os.environ, *variables}
-    if info is None:
+    if met is None:
         return _met_without_us(torchrun, place, sets)
+    info, meeting = met
     mine = HostFacts(
         name=socket.gethostname(),
         plan=plan,
@@ -233,7 +235,8 @@ def agree(
         autoddp=__version__,
         script=script,
     )
-    found = _compared_by_all(torchrun, place, info, mine, job, measures)
+    with _told_in_one_line():
+        found = _compared_by_all(torchrun, place, meeting, info.rank, mine, job, measures)
     if info.rank == 0:
         for warning in found.warnings + found.choice.doubts:
             tell(f"warning: {warning}")
@@ -324,6 +327,38 @@ def _met_without_us(torchrun: argparse.Namespace, place: _Place, sets: Collectio
     return Agreement(network, Hosts(), 0, place.handler, place.notices, joins)
 
 
+def _met(torchrun: argparse.Namespace, place: _Place) -> tuple[Any, _Meeting] | None:
+    """Meet the other hosts: torch's RendezvousInfo, and what they say to each other. None if they have met already.
+
+    Elastic counts a launcher for 15 seconds after it has ended, as one that was started again: that one says nothing.
+    """
+    while True:
+        with _told_in_one_line():
+            try:
+                info = meetings.meet(place.handler, torchrun, place.arrivals)
+                if info is None:
+                    return None
+                meeting = _Meeting(info.store, info.rank, info.world_size)
+                names = meeting.exchange("arrived", socket.gethostname())  # all read their clocks after it
+            except Unheard as error:
+                tell(f"warning: {error}; the hosts meet again")
+                continue
+        meeting.called = [f"node {node} ({name})" for node, name in enumerate(names)]
+        return info, meeting
+
+
+@contextlib.contextmanager
+def _told_in_one_line() -> Iterator[None]:
+    """A context in which another host that leaves, or does not answer, becomes a UsageError."""
+    try:
+        yield
+    except TimeoutError as error:
+        raise UsageError(str(error)) from None
+    except (RuntimeError, ValueError) as error:
+        why = f"another host has left the meeting, see its own last lines ({first_line(error)})"
+        raise UsageError(why) from None
+
+
 @dataclass(frozen=True)
 class _Compared:
     """What all hosts have come to, the same on all of them."""
@@ -335,35 +370,30 @@ class _Compared:
 
 
 def _compared_by_all(
-    torchrun: argparse.Namespace, place: _Place, info: Any, mine: HostFacts, job: bool, measures: bool
+    torchrun: argparse.Namespace,
+    place: _Place,
+    meeting: _Meeting,
+    rank: int,
+    mine: HostFacts,
+    job: bool,
+    measures: bool,
 ) -> _Compared:
-    """Exchange what each host is about to do, and choose the network. `info` is torch's RendezvousInfo.
-
-    UsageError where another host leaves, or does not answer.
-    """
-    meeting = _Meeting(info.store, info.rank, info.world_size)
-    try:
-        names = meeting.exchange("arrived", mine.name)  # before the clocks, so that all read theirs now
-        meeting.called = [f"node {node} ({name})" for node, name in enumerate(names)]
-        plain = meeting.exchange("host", replace_fields(mine, clock=time.time()))
-        hosts = [convert(one, HostFacts) for one in plain]
-        errors, warnings = compared(hosts)
-        if place.notices is not None and info.rank == 0:
-            # A late host finds the meeting closed, and then reads this. No host closes it before `choose` ends.
-            place.notices.plan(Plan(mine.plan, mine.reads, job and not errors, ", ".join(names)))
-        here = places_here(torchrun.local_addr, may_have_gpus(os.environ))
-        choice = choose(meeting.exchange, info.rank, labels(hosts), here, measures)
-        place.handler.shutdown()
-        meeting.say(f"read/{info.rank}", "1")
-        if place.has_store:  # it ends with this process, and the others still have to read
-            # The endpoint's name may stand for another host's address: then that host has the store, which has ended.
-            with contextlib.suppress(RuntimeError):
-                meeting.await_all("read")
-    except TimeoutError as error:
-        raise UsageError(str(error)) from None
-    except (RuntimeError, ValueError) as error:
-        why = f"another host has left the meeting, see its own last lines ({first_line(error)})"
-        raise UsageError(why) from None
+    """Exchange what each host is about to do, and choose the network. `rank`: this host's at the meeting."""
+    plain = meeting.exchange("host", replace_fields(mine, clock=time.time()))
+    hosts = [convert(one, HostFacts) for one in plain]
+    errors, warnings = compared(hosts)
+    if place.notices is not None and rank == 0:
+        # A late host finds the meeting closed, and then reads this. No host closes it before `choose` ends.
+        names = ", ".join(host.name for host in hosts)
+        place.notices.plan(Plan(mine.plan, mine.reads, job and not errors, names))
+    here = places_here(torchrun.local_addr, may_have_gpus(os.environ))
+    choice = choose(meeting.exchange, rank, labels(hosts), here, measures)
+    place.handler.shutdown()
+    meeting.say(f"read/{rank}", "1")
+    if place.has_store:  # it ends with this process, and the others still have to read
+        # The endpoint's name may stand for another host's address: then that host has the store, which has ended.
+        with contextlib.suppress(RuntimeError):
+            meeting.await_all("read")
     return _Compared(hosts, errors, warnings, choice)
 
 

@@ -195,6 +195,8 @@ class Arrivals:
         wanted = f"{fewest}" if fewest == most else f"{fewest} to {most}"
         text = f"{len(here)} of {wanted} hosts have arrived at {self._at} ({', '.join(here)})"
         text += f"; the wait ends after {duration(self._patience)}" if goes_on and len(here) < fewest else ""
+        if goes_on and len(here) >= most:
+            text += "; a launcher that has ended since is counted too: look at each of them"
         if fewest <= len(here) < most:
             text += f"; others may come for {duration(self._last_call)}"
         others = [f"{name} ({run_id})" for run_id, name in everybody if run_id != self._run_id]

@@ -48,6 +48,10 @@ which the others give this host up.
 """
 
 
+class Unheard(TimeoutError):
+    """A launcher that elastic has counted says nothing to the others, but the store answers."""
+
+
 def board(place: Endpoint) -> Any:
     """A store at the endpoint, by which hosts know who has arrived; a prefix keeps its keys apart from elastic's."""
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
@@ -123,8 +127,9 @@ def connection_is_lost(error: Exception) -> bool:
 def meet(handler: Any, torchrun: argparse.Namespace, arrivals: Arrivals | None) -> Any:
     """Wait for all launchers at a meeting point; torch's RendezvousInfo (store, rank, world_size).
 
-    None if the others have met already, and closed the meeting.
+    None if the others have met already, and closed the meeting. Unheard if the first of them says nothing.
     """
+    from torch.distributed import DistStoreError
     from torch.distributed.elastic.rendezvous import RendezvousError
 
     told = contextlib.nullcontext() if arrivals is None else arrivals.told(tell)
@@ -132,6 +137,8 @@ def meet(handler: Any, torchrun: argparse.Namespace, arrivals: Arrivals | None) 
     with rendezvous_errors(torchrun, arrivals), told, environment_with(FRESH_STORE):
         try:
             return handler.next_rendezvous()
+        except DistStoreError as error:  # all wait for its address
+            raise Unheard(f"node 0 does not answer ({first_line(error)})") from None
         except RendezvousError:
             if _is_closed(handler):
                 return None

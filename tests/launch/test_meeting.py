@@ -6,16 +6,20 @@ import re
 import signal
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 from launchers import AUTODDP, ROOT, SCRIPTS, TORCHRUN, free_port, start, wait_for, whole
-from torch.distributed import HashStore
+from torch.distributed import HashStore, TCPStore
 
 from autoddp.errors import UsageError
+from autoddp.hosts import agreement
 from autoddp.network import gathering
 from autoddp.network.gathering import Arrivals, Endpoint, wait_for_answer
 from autoddp.torchrun import options
-from autoddp.torchrun.meetings import end_in_silence, meeting_point
+from autoddp.torchrun.meetings import Unheard, end_in_silence, meet, meeting_point
 
 
 def test_an_unknown_rendezvous_is_one_line(tmp_path):
@@ -125,6 +129,38 @@ def test_hosts_that_have_not_come_are_the_reason():
     with pytest.raises(UsageError) as ended, options.rendezvous_errors(torchrun):
         handler.next_rendezvous()
     assert str(ended.value).endswith("): not all of them came in time; check these options on every host")
+
+
+def test_a_host_that_stops_while_they_meet_is_the_reason():
+    """Once elastic has counted it as the first one, the others wait for its address: they ended by a traceback."""
+    torchrun = options.torchrun_parser().parse_args(["--nnodes", "2", "--rdzv-backend", "c10d", "train.py"])
+    store = TCPStore("127.0.0.1", int(free_port()), is_master=True, timeout=timedelta(seconds=0.1))
+    handler = SimpleNamespace(next_rendezvous=lambda: store.get("MASTER_ADDR"))
+    with pytest.raises(Unheard, match=r"^node 0 does not answer \(wait timeout after 100ms"):
+        meet(handler, torchrun, None)
+
+
+def test_a_host_that_is_started_again_while_the_others_wait(monkeypatch):
+    """Elastic counts the launcher that has ended for some seconds more: all hosts ended for want of its answer."""
+    monkeypatch.setattr(agreement, "_ANSWER", 1.0)
+    words = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "train.py"]
+    torchrun = options.torchrun_parser().parse_args(words)
+    said = queue.Queue()
+    monkeypatch.setattr(agreement, "tell", said.put)
+
+    def came() -> agreement._Place:
+        return agreement._Place(meeting_point(torchrun, "plan"), None, False, False)
+
+    with ThreadPoolExecutor() as hosts:
+        stays = hosts.submit(agreement._met, torchrun, came())
+        ended = meeting_point(torchrun, "plan")
+        ended.next_rendezvous()
+        ended._stop_heartbeats()  # as if it had been killed
+        assert "does not answer, for 1 s" in said.get(timeout=60)
+        again = hosts.submit(agreement._met, torchrun, came())
+        found = [one.result(120) for one in (stays, again)]
+    assert sorted(info.rank for info, _ in found) == [0, 1]
+    assert [meeting.called for _, meeting in found] == [[f"node {n} ({socket.gethostname()})" for n in (0, 1)]] * 2
 
 
 @pytest.mark.parametrize("node", [0, whole(1)], ids=["with the endpoint", "the other"])
