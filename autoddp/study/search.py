@@ -444,6 +444,10 @@ class Study:
                 return replace(decision, why=why, is_open=True)
             busy = "this machine is busy, or the script's steps differ"
             return replace(decision, why=f"undecided: {gain}, which differ too much ({busy}): your settings stay")
+        untried = " or ".join(rung.value for rung in self._trials.untried)
+        if decision.configuration == AS_WRITTEN and untried and (self._trials.no_time or ended):
+            why = f"undecided: nothing that was tried gains, and {untried} was not tried: your settings stay"
+            return replace(decision, why=f"{why}; headroom {won}{more}", is_open=True)
         return decision
 
     def _what_would_decide(self, ended: str) -> str:

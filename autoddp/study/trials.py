@@ -165,6 +165,12 @@ class Trials:
         return not self.no_time
 
     @property
+    def untried(self) -> Sequence[Rung]:
+        """The rungs that the user allows, that have something to try in this job, and of which no trial was run."""
+        tried = {trial.configuration.rung for trial in self.records}
+        return [rung for rung in self._samplers if self._asked.allow.allows(rung) and rung not in tried]
+
+    @property
     def needed(self) -> float:
         """Seconds for a first trial, and for the final rounds of what it may find."""
         finals = FEWEST_ROUNDS * 2 * self._budget.round_of(AS_WRITTEN, self._baseline.seconds)

@@ -213,6 +213,25 @@ def test_undecided_is_not_no_gain() -> None:
     assert nothing.decision.why.startswith("no significant gain within what you allow (exact)")
 
 
+def test_what_there_was_no_time_to_try_is_not_said_to_gain_nothing() -> None:
+    """Half of a step could be saved by 16 bits, and a closed answer would have kept each later start from trying."""
+    late: list[int] = []
+
+    def spoil(index: int, configuration: Configuration) -> None:
+        if configuration != AS_WRITTEN and not late:  # from here on another program takes the time
+            late.append(index)
+            job.clock = job.time - 20.0
+
+    job = SimulatedJob(**SLOW, time=1000.0, spoil=spoil)
+    outcome = run(job, trials=6)
+    assert {trial.configuration.rung for trial in outcome.trials} == {Rung.EXACT}
+    assert len(outcome.baseline_rounds) >= 3
+    assert outcome.decision.is_open
+    why = outcome.decision.why
+    assert why.startswith("undecided: nothing that was tried gains, and near was not tried: your settings stay; head")
+    assert why.endswith("m would decide it")
+
+
 @pytest.mark.parametrize(("allow", "trials"), [(Rung.EXACT, 3), (Rung.EXACT, 7), (Rung.NEAR, 20), (Rung.LOSSY, 6)])
 def test_at_least_half_of_the_trials_may_be_launched(allow: Rung, trials: int) -> None:
     outcome = run(SimulatedJob(**SLOW), allow=allow, trials=trials, all_trials=True)
