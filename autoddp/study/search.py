@@ -77,6 +77,8 @@ class Study:
         self._recorded: tuple[Timeline, ...] = ()
         self._needs_reduction = ""
         """Why the script fails in steps without reduction, or after them; "" if it does not."""
+        self._over = ""
+        """Why tuning ended in a round of the headroom that is not needed; "" if it did not."""
 
     def run(self) -> Outcome:
         """Measure and decide. Whatever ends tuning, the decision rests on what was measured until then.
@@ -129,6 +131,8 @@ class Study:
 
     def _search(self, baseline: TrialRecord, won: Headroom, computing: float) -> None:
         """Run trials, and the finals of the best of them. `computing`: seconds of a step without any reduction."""
+        if self._over:
+            raise TuningOver(self._over)
         trials, asked = self._trials, self._asked
         never = why_never(self._facts) or (_NEEDS_REDUCTION if self._needs_reduction else "")
         if never:
@@ -272,7 +276,8 @@ class Study:
         off: list[Block] = []
         has_time = cost.left > self._asked.trials * budget.trial()
         diagnoses = self._diagnose is not None and self._asked.diagnose_budget != 0 and has_time
-        while len(off) < budget.headroom_rounds(diagnoses) or self._is_open(self._won(on, off), len(off), budget):
+        least = budget.headroom_rounds(diagnoses)
+        while len(off) < least or self._is_open(self._won(on, off), len(off), budget):
             cost.phase = "headroom"
             try:
                 steps = budget.block(off[-1].median if off else pilot.median)
@@ -283,6 +288,12 @@ class Study:
                 on.append(cost.block(AS_WRITTEN, 1, budget.block(pilot.median), apply=False))
             except TrialFailed as failed:
                 self._needs_reduction, off = str(failed), []
+                break
+            except TuningOver as over:
+                if min(len(on), len(off)) < least:
+                    raise
+                self._over = str(over)
+                del off[len(on) :]
                 break
         cost.phase = "baseline"
         while len(on) < budget.headroom_rounds():

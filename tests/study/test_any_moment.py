@@ -232,6 +232,24 @@ def test_what_there_was_no_time_to_try_is_not_said_to_gain_nothing() -> None:
     assert why.endswith("m would decide it")
 
 
+@pytest.mark.parametrize("last", [9, 10, 13])
+def test_what_ends_a_further_round_of_the_headroom_leaves_an_answer(last: int) -> None:
+    """Four rounds are enough for one: a script that takes long to start may spend a budget on the others."""
+
+    def spoil(index: int, _configuration: Configuration) -> None:
+        if index >= last:
+            raise TuningOver("--budget 3 min 0 s is over")
+
+    job = SimulatedJob(20000.0, latency=1e-5, copies=0.0, noise=0.2, seed=3, spoil=spoil)
+    outcome = run(job, trials=6)
+    assert [order.reduce for order in job.asked] == [True, *(bool(number % 2) for number in range(last))]
+    assert len(outcome.baseline.blocks) == (last - 1) // 2
+    assert outcome.ended == "--budget 3 min 0 s is over"
+    assert outcome.decision.is_open
+    assert outcome.decision.why.startswith("there was no time for a trial: your settings stay; headroom up to ")
+    assert outcome.decision.why.endswith("m would decide it")
+
+
 @pytest.mark.parametrize(("allow", "trials"), [(Rung.EXACT, 3), (Rung.EXACT, 7), (Rung.NEAR, 20), (Rung.LOSSY, 6)])
 def test_at_least_half_of_the_trials_may_be_launched(allow: Rung, trials: int) -> None:
     outcome = run(SimulatedJob(**SLOW), allow=allow, trials=trials, all_trials=True)
