@@ -149,6 +149,8 @@ class Results:
                 say(f"launching as written{folder.see}")
             else:
                 say(f"{not_tuned}launching as written: {why}{folder.see}")
+            if tuned.why == NO_DDP:
+                say("--objective steps tunes a script that reduces gradients without DDP")
             if not options.ranks_given and not tuned.built_ddp:
                 say(set_one(options.torchrun, is_known=tuned.why == NO_DDP))
             return mode

@@ -260,6 +260,7 @@ def test_a_script_without_ddp_is_not_run_several_times_over_its_own_files(tmp_pa
     assert launch.returncode == 0, launch.stderr[-2000:]
     assert ranks_said(launch) == [RANKS]
     assert "not tuned, launching as written: the script built no DistributedDataParallel model" in launch.stderr
+    assert "\nautoddp: --objective steps tunes a script that reduces gradients without DDP\n" in launch.stderr
     assert not list(launch.folder.glob("*.toml"))
     assert launch.stderr.count("autoddp: launching 1 rank, as torchrun does: ") == 1
     assert (launch.folder / "counted").read_text() == "1 False\n"
