@@ -110,6 +110,7 @@ def test_names_that_a_library_has_for_itself_are_not_told() -> None:
     outer = "def public(): look()\ndef _outer(): public()\nstep = _outer"
     assert _place_in(library, outer) == "public, called in train.py, line 3"
     assert _place_in(own, "def _after_step(): look()\nstep = _after_step") == "train.py, line 3"
+    assert _place_in(own, "def before_step(): look()\nstep = before_step") == "train.py, line 3"
     assert (
         _place_in(Path("<string>"), "def __init__(): look()\nstep = __init__") == "__init__, called in train.py, line 3"
     )

@@ -248,7 +248,7 @@ def where(frame: FrameType | None) -> str:
             return f"{called}, called in {place}" if called else place
         if file.startswith("<frozen importlib"):
             called = "an import"  # Python's own name for it, _find_and_load, tells a user nothing
-        elif not _is_internal(frame.f_code.co_name) or not (called or file.startswith(_PACKAGE)):
+        elif not file.startswith(_PACKAGE) and not (called and _is_internal(frame.f_code.co_name)):
             called = frame.f_code.co_name
         frame = frame.f_back
     return called or "the interpreter's start"
