@@ -151,6 +151,7 @@ _IN_WORDS = {
     State.READY: "the ranks wait until it is known what to measure next",
     State.OVER: "the end is being prepared",
 }
+_AGAIN = "the script was started again, waiting for its first steps"
 _ENDS = "waiting for the end of this start of the script"
 _RUNNING = (State.STARTING, State.READY, State.MEASURING, State.LOST)
 
@@ -232,6 +233,8 @@ class JobMachine:
     @property
     def in_words(self) -> str:
         """What is being done, or waited for."""
+        if self.is_starting and self._attempt.number > 0:
+            return _AGAIN
         if not self.measuring:
             return _IN_WORDS.get(self.state, _ENDS)
         if self.follows:

@@ -246,6 +246,19 @@ def test_the_study_knows_the_start_and_the_length_of_the_script(desk: Desk) -> N
     assert block.result(0).start.length == 60
 
 
+def test_a_further_start_of_the_script_is_told_from_the_first(desk: Desk) -> None:
+    """After "2 ranks on 1 node …" the first line of a slow start again said that its first steps were waited for."""
+    desk.begins()
+    assert desk.machine.in_words == "waiting for the script's first steps"
+    desk.hello(0)
+    desk.hello(1)
+    desk.ready()
+    desk.asks()
+    script_ends(desk, 60)
+    desk.begins()
+    assert desk.machine.in_words == "the script was started again, waiting for its first steps"
+
+
 def test_what_a_short_start_has_no_room_for_is_cut_to_a_third_of_it(desk: Desk) -> None:
     starts(desk)
     desk.asks(steps=40)
