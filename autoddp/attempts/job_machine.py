@@ -588,8 +588,11 @@ class JobMachine:
 
     def _look_at_the_clock(self) -> None:
         """A study that is about to finish may do so; where another host leads, its clock counts."""
-        if self.leads is not False and self._deadline.why_over and not isinstance(self._question, FinishAsked):
-            self._end(self._deadline.why_over)
+        why = self._deadline.why_over
+        if self.leads is not False and why and not isinstance(self._question, FinishAsked):
+            none_fits = self._length is not None and not self._journal.entries
+            short = f"no start of {self._length} steps was long enough for a measurement: " if none_fits else ""
+            self._end(f"{short}{why}")
 
     def _find_cause(self) -> None:
         """Decide, in LOST, what becomes of the order: once each rank's end is known, or has been waited for."""

@@ -122,6 +122,23 @@ def test_a_script_that_does_not_start_ends_with_the_budget(tmp_path: Path) -> No
     assert desk.machine.why_over == "--budget 10 s is over"
 
 
+def test_a_budget_that_is_spent_on_starts_without_a_measurement_names_their_steps(tmp_path: Path) -> None:
+    """The budget alone told nobody that the script itself was too short."""
+    desk = Desk(tmp_path / "journal", budget=10.0)
+    desk.begins()
+    desk.hello(0)
+    desk.hello(1)
+    desk.ready()
+    block = desk.asks()
+    desk.goodbye(0, steps=8)
+    desk.goodbye(1, steps=8)
+    assert desk.ended().result(0) is True
+    desk.begins()
+    desk.passes(12.0)
+    why = "no start of 8 steps was long enough for a measurement: --budget 10 s is over"
+    assert str(block.exception(0)) == desk.machine.why_over == why
+
+
 def test_an_order_that_is_out_ends_with_the_budget(tmp_path: Path) -> None:
     desk = Desk(tmp_path / "journal", budget=10.0)
     desk.reach(State.MEASURING)
