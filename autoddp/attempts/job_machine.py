@@ -241,7 +241,8 @@ class JobMachine:
             return f"following the host that leads, {len(self._journal.entries)} measurements so far"
         order = self._attempt.order
         what = textwrap.shorten(changed_by(order), _MOST_OF_A_NAME, placeholder=" …") if order is not None else ""
-        return f"measuring {what or 'the script as written'}, {duration(self.measuring)} so far"
+        so_far = f", {duration(self.measuring)} so far" if self.measuring >= 1 else ""
+        return f"measuring {what or 'the script as written'}{so_far}"
 
     @property
     def ended(self) -> tuple[int, ...]:

@@ -259,6 +259,16 @@ def test_a_further_start_of_the_script_is_told_from_the_first(desk: Desk) -> Non
     assert desk.machine.in_words == "the script was started again, waiting for its first steps"
 
 
+def test_a_measurement_that_has_just_begun_has_not_taken_0_s(desk: Desk) -> None:
+    """A line comes after 25 seconds of silence, which a start of the script may have taken."""
+    starts(desk)
+    desk.asks()
+    desk.now += 0.2
+    assert desk.machine.in_words == "measuring the script as written"
+    desk.now += 3.0
+    assert desk.machine.in_words == "measuring the script as written, 3 s so far"
+
+
 def test_what_a_short_start_has_no_room_for_is_cut_to_a_third_of_it(desk: Desk) -> None:
     starts(desk)
     desk.asks(steps=40)
