@@ -156,23 +156,23 @@ class Prover:
         price = proof.price
         if fixed is None or price is None or not self.is_finding(price):
             return proof
-        what = f"{suspicion.most} a step would be {milliseconds(price.seconds)} ms shorter"
+        what = _shorter(suspicion, price)
         try:
             by_fix = self._mended(fixed)
         except CannotRun as impossible:
-            return _with_words(proof, f"{what}; {suspicion.tried} were not tried: {impossible}")
+            return _at_most(suspicion, proof, f"{suspicion.tried} were not tried: {impossible}")
         except self._fails as failed:
-            return _with_words(proof, f"{what}; the script fails with {suspicion.tried}: {failed}")
+            return _at_most(suspicion, proof, f"the script fails with {suspicion.tried}: {failed}")
         except self._ends as over:
             self._ended(over)
-            return _with_words(proof, f"{what}; {suspicion.tried} were not tried: {self.over}")
+            return _at_most(suspicion, proof, f"{suspicion.tried} were not tried: {self.over}")
         assert by_fix.price is not None
         if self.is_finding(by_fix.price):
             most_of_it = by_fix.price.seconds > price.seconds / 2
             return _with_words(by_fix, f"proved with {suspicion.tried}; {what}", most_of_it or None, price)
         if self.is_open(by_fix.price):
-            return _with_words(proof, f"{what}; {suspicion.tried} were tried, but the rounds differed too much")
-        return _with_words(proof, f"{what}; {suspicion.tried} were tried and save next to nothing", by_fix=False)
+            return _at_most(suspicion, proof, f"{suspicion.tried} were tried, but the rounds differed too much")
+        return _at_most(suspicion, proof, f"{suspicion.tried} were tried and save next to nothing", by_fix=False)
 
     def is_finding(self, price: Difference) -> bool:
         """Whether it is surely more than nothing, and worth while."""
@@ -365,6 +365,19 @@ class Prover:
         again = off.again
         further = None if again is None else lambda: self._of_faster_link(rate, text, again())
         return replace(off, price=off.price.times(share), text=text, share=share, again=further)
+
+
+def _shorter(suspicion: Suspicion, price: Difference) -> str:
+    """What `Suspicion.proof` gives, where no fix takes the cause away as thoroughly."""
+    return f"{suspicion.most} a step would be {milliseconds(price.seconds)} ms shorter"
+
+
+def _at_most(suspicion: Suspicion, proof: Proof, end: str, by_fix: bool | None = None) -> Proof:
+    """The proof by what no fix can give, told with its price. More blocks give another price, and the words tell it."""
+    assert proof.price is not None
+    again = proof.again
+    further = None if again is None else lambda: _at_most(suspicion, again(), end, by_fix)
+    return replace(proof, text=f"{_shorter(suspicion, proof.price)}; {end}", by_fix=by_fix, again=further)
 
 
 def _with_words(proof: Proof, text: str, by_fix: bool | None = None, most: Difference | None = None) -> Proof:

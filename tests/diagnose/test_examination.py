@@ -26,6 +26,7 @@ from autoddp.diagnose.experiments import Events
 from autoddp.knobs import AS_WRITTEN
 from autoddp.knobs.micro_batches import CHANGES_GRADIENTS, DISCARDS_GRADIENTS, FINDS_UNUSED, READS_GRADIENTS
 from autoddp.timing import STAGES, RankSteps
+from autoddp.units import milliseconds
 from autoddp.wire import AS_IT_IS
 
 
@@ -254,6 +255,13 @@ def test_the_fix_of_a_loader_is_the_one_that_was_tried() -> None:
     assert "fails with 2 workers" in untried.text
     assert "num_workers=2" in untried.fix
     assert "prepare the data" in untried.fix
+
+
+def test_more_rounds_change_the_words_with_the_price() -> None:
+    """The sentence keeps no number of the first rounds, which the price beside it would contradict."""
+    found = examined(SlowJob(data=10.0, from_workers=9.9, noise=0.3)).findings[0]
+    assert "2 workers were tried, but the rounds differed too much" in found.text
+    assert f"a step would be {milliseconds(found.seconds)} ms shorter" in found.text
 
 
 def test_a_cause_without_a_guess_that_cannot_be_tried_is_told() -> None:
