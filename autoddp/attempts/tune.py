@@ -209,7 +209,8 @@ class Tuning:
             said = tuned.diagnosis
             proved = max((one.seconds for one in said.findings if one.status == "proved"), default=0.0)
             found = proved / said.seconds if said.seconds else 0.0
-            tuned.diagnosis = replace(said, verdict=beside_ddp(said.verdict, found, self.own_collectives))
+            verdict = beside_ddp(said.verdict, found, self.own_collectives, said.seconds)
+            tuned.diagnosis = replace(said, verdict=verdict)
         tuned = self._agreed(tuned, job.machine.leads is True)
         study_is_over(self._folder)
         return tuned

@@ -1995,9 +1995,24 @@ def test_a_dear_collective_beside_ddp_is_named() -> None:
     """First, where it takes more than what was found: "nothing found" would hide it."""
     rows, nothing = table(loop(60)), "Nothing found that costs 3 % of a step of 9 ms"
     line = "eside DDP, train.py:10 all_reduce takes 13 % of the time of a rank"
-    assert beside_ddp([nothing], 0.0, rows) == [f"B{line}", "Nothing else found that costs 3 % of a step of 9 ms"]
-    assert beside_ddp(["Mending straggler saves 3 of 9 ms"], 0.3, rows)[1:] == [f"b{line}"]
-    assert beside_ddp([nothing], 0.0, [replace(one, share=0.05) for one in rows]) == [nothing]
+    first, *others = beside_ddp([nothing], 0.0, rows, 9e-3)
+    assert first.startswith(f"B{line}")
+    assert others == ["Nothing else found that costs 3 % of a step of 9 ms"]
+    assert beside_ddp(["Mending straggler saves 3 of 9 ms"], 0.3, rows, 9e-3)[1].startswith(f"b{line}")
+    assert beside_ddp([nothing], 0.0, [replace(one, share=0.05) for one in rows], 9e-3) == [nothing]
+
+
+def test_why_a_collective_beside_ddp_is_dear_is_told_where_its_row_tells_it() -> None:
+    """Calls in each step that are small, or ranks that come late. Of few calls, or large ones, nothing is suspected."""
+    row = replace(table(loop(60))[0], share=0.5, waiting=0.1, calls_per_second=7500.0, bytes_per_call=4.0)
+
+    def told(**changed: object) -> str:
+        return beside_ddp([], 0.0, [replace(row, **changed)], 0.01)[0].partition(" of the time of a rank")[2]
+
+    assert told().startswith(", in 75 calls of 4 B in each step. Suspected: ")
+    assert told(waiting=0.4, last=1) == ", most of it waiting for rank 1: look at what is done there before that line"
+    assert told(waiting=0.4, last=None).startswith(", most of it waiting for ranks that come later: ")
+    assert told(bytes_per_call=2**20) == told(calls_per_second=120.0) == told(bytes_per_call=0.0) == ""
 
 
 def test_each_cause_says_what_it_is() -> None:

@@ -17,15 +17,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autoddp.diagnose.collectives.recording import Call, Group, Place, Recording, Sums
-from autoddp.units import percent
+from autoddp.units import data_size, percent
 
 _ALL_LEAVE_TOGETHER = (
     *("allreduce", "all_reduce", "allgather", "all_gather", "_allgather", "reduce_scatter", "_reduce_scatter"),
     *("alltoall", "all_to_all", "barrier", "monitored_barrier"),
 )
 _FROM_ROOT, _TO_ROOT = ("broadcast", "scatter"), ("gather", "reduce")
+SMALL = 256 * 1024
+"""Bytes of a call, at most, that takes as long as the ranks need to meet, whatever it moves."""
 _MUCH = 0.1  # of the time of a rank
 _CLEARLY = 0.5  # of the calls, from which a rank is the last one
+_SEVERAL = 2  # calls of a step
 _FEWEST = 8  # calls, from which it is told who is last
 
 
@@ -114,18 +117,34 @@ def table(recording: Recording) -> list[Row]:
     return sorted(rows, key=lambda row: -row.share * len(row.ranks))
 
 
-def beside_ddp(verdict: Sequence[str], found: float, rows: Sequence[Row]) -> list[str]:
+def beside_ddp(verdict: Sequence[str], found: float, rows: Sequence[Row], step: float) -> list[str]:
     """The verdict on a DDP job, with a line where a collective of the script's own takes much.
 
-    `found`: the largest share of a step that is proved to be saved. What takes more than that comes first.
+    `found`: the largest share of a step that is proved to be saved. What takes more than that comes first. `step`:
+    seconds of a step.
     """
     dearest = max(rows, key=lambda row: row.share, default=None)
     if dearest is None or dearest.share < _MUCH:
         return [*verdict]
     takes = f"DDP, {dearest.where} {dearest.collective} takes {percent(dearest.share)} of the time of a rank"
+    takes += _why_it_takes_much(dearest, step)
     if dearest.share <= found:
         return [*verdict, f"beside {takes}"]
     return [f"Beside {takes}", *(one.replace("Nothing found", "Nothing else found") for one in verdict)]
+
+
+def _why_it_takes_much(row: Row, step: float) -> str:
+    """The end of a sentence, as far as the row alone tells it; nothing of it was tried."""
+    if row.waiting is not None and row.waiting > row.share / 2:
+        late = "ranks that come later" if row.last is None else f"rank {row.last}"
+        return f", most of it waiting for {late}: look at what is done there before that line"
+    calls, size = round(row.calls_per_second * step), row.bytes_per_call
+    if calls < _SEVERAL or not 0 < size <= SMALL:
+        return ""
+    return (
+        f", in {calls} calls of {data_size(round(size))} in each step. Suspected: such small calls take as long as the "
+        "ranks need to meet; make fewer of them, with more in each, where none is computed from another's result"
+    )
 
 
 def calls_of(sums: dict[Place, Sums]) -> int:

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 from autoddp.diagnose.collectives.cause import Cause, Job, Suspicion
 from autoddp.diagnose.collectives.merging import calls_at, merged, places_of, runs, seconds_in, side_by_side
+from autoddp.diagnose.collectives.table import SMALL
 from autoddp.units import data_size
 
-_SIZES = range(65, 256 * 1024 + 1)  # bytes of a call: fewer are numbers, see `scalar_collectives`
+_SIZES = range(65, SMALL + 1)  # bytes of a call: fewer are numbers, see `scalar_collectives`
 _FEWEST = 2  # calls of a run, on average
 
 
