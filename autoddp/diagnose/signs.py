@@ -54,6 +54,11 @@ def waiting_by_turns(evidence: Evidence) -> float:
     return least if least >= WORTHWHILE * evidence.seconds else 0.0
 
 
+def waits_for_a_core(evidence: Evidence) -> float:
+    """Seconds of a step for which the thread that trains could run and has no core, on the rank with the least."""
+    return min(one.waited_for_cpu - one.helpers_waited_for_cpu for one in evidence.ranks) / evidence.count
+
+
 def waited_for_device(evidence: Evidence) -> float:
     """Seconds of a step for which lines of the script wait for the device, on the rank that waits longest."""
     return max(sum(one.waits.values()) for one in evidence.ranks) / evidence.count

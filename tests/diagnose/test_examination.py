@@ -717,6 +717,17 @@ def test_whether_they_share_anything_may_not_be_known() -> None:
     assert "; or find what the ranks share" in late.fix
 
 
+def test_ranks_that_wait_for_a_core_are_told_to_look_there_first() -> None:
+    """On all ranks: one that waits alone has a cause of its own. Threads that move gradients do not count."""
+    busy, *free = (
+        next(one for one in examined(NeedEachOther(readers=(), **waits)).findings if one.cause == "uneven_work")
+        for waits in ({"waited": 20.0}, {"waited": [20.0, 0.1]}, {"waited": 20.0, "helpers": [19.0, 19.0]})
+    )
+    assert re.search("; on each the training waits (19|20)[.0-9]* ms or more of a step for a core", busy.text)
+    assert "use by turns: first of all cores, for which they wait" in busy.fix
+    assert all("use by turns: a file lock" in one.fix and "a core" not in one.text for one in free)
+
+
 def test_rank_0_does_no_other_work_if_it_does_less_than_the_others() -> None:
     """Ranks wait for a lock in a random order, and rank 0 waits less than the other on average."""
     first = [random.Random(5000 + step).random() < 0.55 for step in range(100)]

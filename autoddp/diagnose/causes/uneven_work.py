@@ -7,13 +7,15 @@ from collections.abc import Iterator
 from autoddp.diagnose.cause import Cause, Surroundings, Suspicion
 from autoddp.diagnose.evidence import Evidence
 from autoddp.diagnose.experiments import Repeat
-from autoddp.diagnose.signs import UNEVEN, share, spread_of_sizes, waiting_by_turns
+from autoddp.diagnose.signs import UNEVEN, share, spread_of_sizes, waiting_by_turns, waits_for_a_core
+from autoddp.units import milliseconds
 
 _EVEN = (
     "give the ranks samples that take equally long in the same step: group them by that (a batch sampler), or "
     "limit what one sample may take"
 )
-_FREE = "find what the ranks share and use by turns: a file lock, a disk, cores (top shows other programs)"
+_FREE = "find what the ranks share and use by turns: "
+_SHARED = "a file lock, a disk, cores (top shows other programs)"
 
 
 class UnevenWork(Cause):
@@ -25,8 +27,12 @@ class UnevenWork(Cause):
         if not waits or (spread_of_sizes(evidence) or 0.0) >= UNEVEN:
             return
         seen = f"each rank waits {share(waits, evidence)}, for ranks that are late by turns"
+        shared = _SHARED
+        if (no_core := waits_for_a_core(evidence)) >= waits:
+            seen += f"; on each the training waits {milliseconds(no_core)} ms or more of a step for a core"
+            shared = "first of all cores, for which they wait (top shows other programs), then a file lock or a disk"
         proof = Repeat(everyone if evidence.readers == everyone else ())
-        yield Suspicion(self.name, everyone, waits, seen, proof, fix=_EVEN, otherwise=_FREE)
+        yield Suspicion(self.name, everyone, waits, seen, proof, fix=_EVEN, otherwise=_FREE + shared)
 
 
 CAUSE = UnevenWork()
