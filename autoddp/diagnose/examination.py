@@ -86,7 +86,10 @@ class Examination:
             waterfall=waterfall,
             mended=joined(self._all_mended).anatomy if self._all_mended else (),
             scaling=scaling,
-            not_measured=[*words.not_measured(evidence, self._around.job, findings), *map(_untold, unpriced)],
+            not_measured=[
+                *words.not_measured(evidence, self._prover.alone, self._around.job, findings),
+                *map(_untold, unpriced),
+            ],
             verdict=words.verdict(evidence, findings, waterfall, scaling),
             spent=self._rounds.spent,
         )

@@ -40,8 +40,10 @@ def scaling(evidence: Evidence, alone: Sequence[Evidence]) -> Scaling:
     return Scaling(ranks, per_second, of_one, efficiency, text)
 
 
-def not_measured(evidence: Evidence, job: JobFacts, findings: Sequence[Finding]) -> list[str]:
-    """What the diagnosis cannot say, as sentences."""
+def not_measured(
+    evidence: Evidence, alone: Sequence[Evidence], job: JobFacts, findings: Sequence[Finding]
+) -> list[str]:
+    """What the diagnosis cannot say, as sentences. `alone`: see `scaling`."""
     found = []
     if not evidence.readers:
         found.append(
@@ -58,6 +60,12 @@ def not_measured(evidence: Evidence, job: JobFacts, findings: Sequence[Finding])
         f"(`{stage}`): it is not divided further"
         for own, where, stage in undivided(evidence)
     ]
+    if beside := threads_beside(alone):
+        found.append(
+            f"what threads beside the one that trains cost: they compute for {milliseconds(beside)} ms of each step on "
+            "every rank, also without the reduction, and take cores, or Python's lock, from it (loading, tokenizing, "
+            "watching); a process of its own takes no lock"
+        )
     if all(device == "cpu" for device in job.devices):
         found.append("what only a GPU has: launches of kernels, copies to the device, waiting for it")
     found += dict.fromkeys(filter(None, (CAUSES[one.cause].not_measured(one) for one in findings)))
@@ -70,6 +78,19 @@ def undivided(evidence: Evidence) -> list[tuple[float, str, str]]:
     """Seconds that every rank spends in a stage of `_WHERE`, where that is, and the stage: those that take much."""
     least = [(min(evidence.means(evidence.stage(stage))), where, stage) for stage, where in _WHERE.items()]
     return sorted((one for one in least if one[0] >= _MUCH * evidence.seconds), reverse=True)
+
+
+def threads_beside(alone: Sequence[Evidence]) -> float:
+    """Seconds of a step that threads beside the one that trains compute on every rank, where that is much; else 0.
+
+    In steps without reduction no thread moves gradients. Where operators have threads of their own, or a GPU's
+    gradients are computed in one, nobody can tell which ones have computed.
+    """
+    if not alone or any(one.threads != 1 or one.queued for block in alone for one in block.ranks):
+        return 0.0
+    each = zip(*([one.helpers_ran / block.count for one in block.ranks] for block in alone), strict=True)
+    least = min(map(statistics.fmean, each))
+    return least if least >= _MUCH * statistics.fmean(block.seconds for block in alone) else 0.0
 
 
 def verdict(evidence: Evidence, findings: Sequence[Finding], waterfall: Sequence[Level], scaled: Scaling) -> list[str]:

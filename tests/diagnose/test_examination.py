@@ -373,6 +373,16 @@ def test_what_the_scripts_own_code_takes_is_told_where_nothing_is_found(stage: s
     assert len(unproved) == 3
 
 
+def test_threads_that_compute_on_every_rank_are_told() -> None:
+    """Such as those that tokenize ahead. One rank's are a straggler's; those of operators are part of the training."""
+    every, one, several = (
+        examined(SlowJob(transfer=6.0, **of)).not_measured
+        for of in ({"helpers_ran": [9.0, 8.0]}, {"helpers_ran": [9.0, 0.5]}, {"helpers_ran": [9.0, 8.0], "threads": 4})
+    )
+    assert any("threads beside the one that trains cost: they compute for 8" in sentence for sentence in every)
+    assert not any("threads beside" in sentence for sentence in (*one, *several))
+
+
 def test_no_fix_of_the_loader_gives_more_than_batches_in_memory() -> None:
     """As rounds may say on a machine on which other programs come and go."""
     first = examined(SlowJob(data=10.0, from_workers=-10.0)).findings[0]
