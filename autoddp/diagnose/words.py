@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from autoddp.diagnose.causes import CAUSES
 from autoddp.diagnose.evidence import Evidence
 from autoddp.diagnose.findings import WORTHWHILE, Finding, Level, Scaling
-from autoddp.diagnose.signs import waiting_by_turns
+from autoddp.diagnose.signs import waiting_by_turns, waits_for_a_core
 from autoddp.units import milliseconds, percent
 from autoddp.wire import JobFacts
 
@@ -80,6 +80,16 @@ def undivided(evidence: Evidence) -> list[tuple[float, str, str]]:
     return sorted((one for one in least if one[0] >= _MUCH * evidence.seconds), reverse=True)
 
 
+def lacks_cores(evidence: Evidence, findings: Sequence[Finding]) -> float:
+    """Seconds of a step for which every rank's training waits for a core, where that is much, and no finding; else 0.
+
+    No experiment can take away what other programs do, so it has no price.
+    """
+    waits = waits_for_a_core(evidence)
+    told = any(one.cause == "threads_oversubscribed" for one in findings)
+    return waits if waits >= _MUCH * evidence.seconds and not told else 0.0
+
+
 def threads_beside(alone: Sequence[Evidence]) -> float:
     """Seconds of a step that threads beside the one that trains compute on every rank, where that is much; else 0.
 
@@ -98,6 +108,7 @@ def verdict(evidence: Evidence, findings: Sequence[Finding], waterfall: Sequence
     seconds = statistics.fmean(evidence.steps)
     proved = [one for one in findings if one.status == "proved"]
     own, where, stage = next(iter(undivided(evidence)), (0.0, "", ""))
+    no_core = lacks_cores(evidence, findings)
     lines = []
     if findings and findings[0].status == "suspected":
         first = findings[0]
@@ -128,7 +139,13 @@ def verdict(evidence: Evidence, findings: Sequence[Finding], waterfall: Sequence
         lines.append(f"Nothing found that costs 3 % of a step of {milliseconds(seconds)} ms{rest}")
     elif own <= findings[0].seconds:  # else the next line says more
         lines.append("Nothing proved that costs 3 % of a step")
-    if findings and own > findings[0].seconds and len(lines) < 2:
+    if no_core > max((one.seconds for one in findings), default=0.0):
+        # Instead of the stages, which it makes longer, and of what else was proved: the table has both.
+        lines[1:] = [
+            f"Every rank waits {milliseconds(no_core)} of {milliseconds(seconds)} ms for a core, which other ranks, "
+            "threads or programs use (top shows them)"
+        ]
+    elif findings and own > findings[0].seconds and len(lines) < 2:
         lines.append(
             f"Every rank spends {milliseconds(own)} of {milliseconds(seconds)} ms {where} (`{stage}`), which is not "
             "divided further"

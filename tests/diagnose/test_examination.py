@@ -373,6 +373,18 @@ def test_what_the_scripts_own_code_takes_is_told_where_nothing_is_found(stage: s
     assert len(unproved) == 3
 
 
+def test_ranks_that_have_no_core_are_told_that_where_it_takes_more_than_what_is_found() -> None:
+    """Other programs may be what makes the job slow, and no experiment can take them away."""
+    line = r"Every rank waits (19|20)[.0-9]* of [.0-9]* ms for a core, which other ranks, threads or programs use"
+    for planted in ({}, {"transfer": 6.0}, {"transfer": 6.0, "data": 2.0}):
+        first, second, last = examined(SlowJob(waited=20.0, forward=40.0, **planted)).verdict
+        assert "for a core" not in first + last
+        assert re.match(line, second)
+    for planted in ({"transfer": 30.0}, {"helpers": [19.0, 19.0]}, {"oversubscribed": 2.0, "threads": 8}):
+        assert "for a core" not in " ".join(examined(SlowJob(waited=20.0, **planted)).verdict)
+    assert "for a core" not in " ".join(examined(SlowJob(waited=[20.0, 0.1], forward=40.0)).verdict)
+
+
 def test_threads_that_compute_on_every_rank_are_told() -> None:
     """Such as those that tokenize ahead. One rank's are a straggler's; those of operators are part of the training."""
     every, one, several = (
