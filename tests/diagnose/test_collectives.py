@@ -1991,6 +1991,23 @@ def test_what_was_not_seen_is_not_told_to_be_little() -> None:
     assert "is communication that was seen;" in said.verdict[-1]
 
 
+def test_calls_that_only_set_up_the_training_cost_a_step_nothing() -> None:
+    """`parallelize_module` scatters each parameter from rank 0, before the first step."""
+    set_up, step = loop(20, late=4e-3), place(30, "step of SGD", "step of SGD", None)
+    ended = max(one.calls[-1].ended for one in set_up.processes)
+    steps = [call(step, -1, ended + 0.1 * n, 0.0, 0) for n in range(1, 50)]
+    recording = Recording(tuple(process(one.rank, [*one.calls, *steps]) for one in set_up.processes))
+    said = examined(recording, 2, lambda programs: "not tried here", lambda line: None)
+    assert not said.findings
+    assert said.verdict[0] == "No call was seen in the steps: all were made before the first of them"
+    # One call in the steps is enough; also where it is none that can be done again.
+    late = call(place(40, "send", "send"), -1, ended + 1.0, 1e-3)
+    in_steps = [process(one.rank, sorted([*one.calls, late], key=lambda it: it.began)) for one in recording.processes]
+    told = examined(Recording(tuple(in_steps)), 2, lambda programs: "not tried here", lambda line: None)
+    assert not told.findings
+    assert "before the first of them" not in told.verdict[0]
+
+
 def test_a_dear_collective_beside_ddp_is_named() -> None:
     """First, where it takes more than what was found: "nothing found" would hide it."""
     rows, nothing = table(loop(60)), "Nothing found that costs 3 % of a step of 9 ms"

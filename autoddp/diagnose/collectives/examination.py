@@ -11,14 +11,14 @@ from __future__ import annotations
 import itertools
 import re
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from autoddp.diagnose.collectives.cause import Job, Suspicion
 from autoddp.diagnose.collectives.causes import suspicions
 from autoddp.diagnose.collectives.findings import CommunicationDiagnosis
-from autoddp.diagnose.collectives.program import Script, can_be_done
-from autoddp.diagnose.collectives.recording import Place, Process, Recording
+from autoddp.diagnose.collectives.program import Script, are_before_the_steps, can_be_done
+from autoddp.diagnose.collectives.recording import Call, Place, Process, Recording
 from autoddp.diagnose.collectives.standing import SILENCE, where_ranks_stand
 from autoddp.diagnose.collectives.steps import steps_of
 from autoddp.diagnose.collectives.table import before_different_calls, different_calls, table
@@ -395,6 +395,11 @@ def _largest_share(recording: Recording, counts: Callable[[Place], bool]) -> tup
     return max(shares), sorted(what)
 
 
+def _calls(recording: Recording) -> Iterator[Call]:
+    """All calls of groups, also those from one rank to another."""
+    return (call for one in recording.of_rank.values() for call in one.calls if call.place.group is not None)
+
+
 def _waits(job: Job) -> float:
     """The largest share of a rank's time in which it waits for others, as far as that is known."""
     of_ranks = (sum(row.waiting or 0.0 for row in job.rows if rank in row.ranks) for rank in job.recording.ranks)
@@ -426,6 +431,8 @@ def _verdict(job: Job, findings: Sequence[Finding], undecided: Sequence[Finding]
     elif not any(place.group for place in recording.often):
         of_time = f"in the {duration(recording.seconds)} that were recorded"
         lines.append(f"Nothing is known: {of_time} no collective was called more than twice")
+    elif are_before_the_steps(_calls(recording), recording, steps):
+        lines.append("No call was seen in the steps: all were made before the first of them")
     elif (job.script is None or recording.missing) and share >= WORTHWHILE:
         lines.append("Nothing is known of what the calls cost: see what was not measured")
     elif (untried := _not_done_again(recording))[0] >= WORTHWHILE:

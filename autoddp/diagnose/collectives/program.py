@@ -167,7 +167,8 @@ def script_of(recording: Recording, steps: Steps) -> Script | None:
         if all(can_be_done(call.place) for call in calls.values())
         and all(call.place.of_any_group in recording.often for call in calls.values())
     }
-    if not whole:
+    each = (call for calls in whole.values() for call in calls.values())
+    if not whole or are_before_the_steps(each, recording, steps):
         return None
     called = sorted({group for group, _ in whole})
     stretches = stretches_of(recording, steps, whole)
@@ -216,6 +217,18 @@ def script_of(recording: Recording, steps: Steps) -> Script | None:
         builds |= one.builds
     ranks = max(recording.world, max(played) + 1)
     return Script(groups, played, covers, seconds, ranks, pauses, builds, of_each, pace)
+
+
+def are_before_the_steps(calls: Iterable[Call], recording: Recording, steps: Steps) -> bool:
+    """Whether none of these calls lies between two steps of an optimizer: then they set up what the steps train.
+
+    A step takes none of their time, whatever they cost. Where the calls themselves tell the steps, this is not known.
+    """
+    if steps.period or steps.unit != "step":
+        return False
+    ends = [call.began for process in recording.of_rank.values() for call in process.calls if call.place.is_step]
+    first, last = min(ends), max(ends)
+    return not any(first < call.ended and call.began < last for call in calls)
 
 
 def _until(last: Played) -> float:
