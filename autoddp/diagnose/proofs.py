@@ -245,7 +245,13 @@ class Prover:
                 waits = (
                     "the rank itself waits for something that goes on meanwhile, such as a thread that loads batches"
                 )
-                return Proof(None, f"{grown}, because {waits}")
+                if grows.seconds <= 0:  # by what else happens on the machine
+                    grown = f"a delay of {milliseconds(delay.seconds)} ms there made no step longer"
+                advice = (
+                    f"make what rank {delay.rank} waits for there, such as a thread or a queue that gives it batches, "
+                    "as fast as on the others"
+                )
+                return Proof(None, f"{grown}, because {waits}", advice=advice)
             if slope.low < _CRITICAL:
                 return Proof(None, f"{grown}, but the rounds differed too much to be sure", is_open=True)
             prices = [probe.gain(block) for block in as_written]

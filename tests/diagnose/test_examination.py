@@ -356,6 +356,9 @@ def test_a_rank_that_waits_for_a_thread_of_its_own_is_no_slack(other: list[float
     assert (first.cause, first.status) == (cause, "suspected")
     assert first.seconds * 1e3 == pytest.approx(9.0, rel=0.15)
     assert "a thread that loads batches" in first.text
+    rank = other.index(max(other))
+    assert first.fix.startswith(f"make what rank {rank} waits for there, such as a thread")
+    assert re.search(r"(ms there made a step 0[.0-9]* ms longer|made no step longer), because", first.text)
 
 
 @pytest.mark.parametrize(("stage", "where"), [("other", "between two steps"), ("optimizer", "in the optimizer")])
