@@ -59,7 +59,7 @@ class SlowJob:
     """The part of `transfer` that is left where buckets are cut."""
     oversubscribed: float = 1.0
     """Times that computing takes longer with too many threads."""
-    threads: int = 1
+    threads: Any = 1
     waited: Any = 0.0
     """For which a rank's threads wait for a core in each step."""
     helpers: list[float] = field(default_factory=list)
@@ -153,7 +153,8 @@ class SlowJob:
                     page_faults=int(steps * 500 * (self.anew[rank] if self.anew else 0)),
                     mhz=self.mhz[rank] if self.mhz else (),
                     held_back=self.held_back,
-                    threads=experiment.threads or self.threads,
+                    threads=experiment.threads
+                    or (self.threads[rank] if isinstance(self.threads, list) else self.threads),
                     prefetched=self.prefetched,
                     loader_workers=self.workers,
                     indexed=not self.stream,

@@ -830,6 +830,12 @@ def test_every_block_after_an_experiment_undoes_it() -> None:
             "in a process of its own",
         ),
         ({"helpers_ran": [0.1, 6.0], "threads": 2}, "they wait for it; proved by", "look at its device"),
+        (
+            {"waited": [0.1, 5.0], "threads": [1, 16]},
+            "; its operators use 16 threads, those of the others 1, and its threads wait ",
+            "give rank 1 as many threads as the others have: torch.set_num_threads(1)",
+        ),
+        ({"threads": [1, 16]}, "they wait for it; proved by", "look at its device"),
         ({"anew": [1.0, 7.0]}, "gets 3,500 pages of memory anew from the system", "GLIBC_TUNABLES=glibc.malloc"),
         ({"anew": [6.0, 7.0]}, "they wait for it; proved by", "look at its device"),
         ({"waited": [4.0, 5.0]}, "they wait for it; proved by", "look at its device"),
@@ -844,6 +850,12 @@ def test_why_a_rank_is_slow(planted: dict[str, Any], seen: str, fix: str) -> Non
     assert (first.cause, first.ranks, first.status) == ("straggler", (1,), "proved")
     assert seen in first.text
     assert fix in first.fix
+
+
+def test_the_threads_of_one_rank_are_not_told_of_all() -> None:
+    for threads, told in (([1, 16], "2 ranks with up to 16 threads each"), (16, "2 ranks with 16 threads each")):
+        found = examined(SlowJob(oversubscribed=2.0, threads=threads)).findings
+        assert any(one.text.startswith(told) for one in found)
 
 
 @pytest.mark.parametrize(("helpers", "threads", "price"), [(2.0, 1, 9.0), (9.0, 1, 10.0), (2.0, 2, 7.0), (0.0, 1, 7.0)])

@@ -104,7 +104,7 @@ def _why_slow(evidence: Evidence, rank: int, longer: float) -> _Reason | None:
     """Why a rank computes `longer` seconds than the others in a step; None where nothing shows it."""
     others = [one for number, one in enumerate(evidence.ranks) if number != rank]
     slow = _SlowRank(rank, longer, evidence.count, evidence.ranks[rank], others)
-    reasons = (_low_clock, _threads_of_its_own, _other_programs, _larger_batches, _memory_anew)
+    reasons = (_low_clock, _threads_of_its_own, _more_threads, _other_programs, _larger_batches, _memory_anew)
     return next((found for reason in reasons if (found := reason(slow)) is not None), None)
 
 
@@ -132,6 +132,19 @@ def _threads_of_its_own(slow: _SlowRank) -> _Reason | None:
         f"of the others {milliseconds(usual)} ms: they take cores, or Python's lock, from the training",
         f"find what rank {slow.rank} does in threads beside the training, such as watching or logging: do it less "
         "often, or in a process of its own",
+    )
+
+
+def _more_threads(slow: _SlowRank) -> _Reason | None:
+    threads, usual = slow.mine.threads, round(median([one.threads for one in slow.others]))
+    waited, of_others = slow.in_each_step(lambda one: one.waited_for_cpu)
+    if threads <= usual or waited - of_others <= slow.longer / 2:
+        return None
+    return _Reason(
+        f"; its operators use {threads} threads, those of the others {usual}, and its threads wait "
+        f"{milliseconds(waited)} ms of each step for a core, those of the others {milliseconds(of_others)} ms",
+        f"give rank {slow.rank} as many threads as the others have: torch.set_num_threads({usual}), or one "
+        "OMP_NUM_THREADS for all",
     )
 
 

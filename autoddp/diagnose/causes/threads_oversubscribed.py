@@ -24,9 +24,10 @@ class ThreadsOversubscribed(Cause):
         waited = max(one.waited_for_cpu for one in evidence.ranks) / evidence.count
         if waited < _NO_CORE * evidence.seconds:
             return
+        up_to = "up to " if min(one.threads for one in evidence.ranks) < most else ""
         seen = (
-            f"{around.job.ranks_per_host} ranks with {most} threads each share {around.job.cores} cores: threads wait "
-            f"{milliseconds(waited)} ms of each step for a core"
+            f"{around.job.ranks_per_host} ranks with {up_to}{most} threads each share {around.job.cores} cores: "
+            f"threads wait {milliseconds(waited)} ms of each step for a core"
         )
         fewer = Condition(experiment=Experiment(threads=share))
         everyone = tuple(range(len(evidence.ranks)))
