@@ -192,7 +192,8 @@ class Prover:
             mended = replace(mended, experiment=codec.replace(mended.experiment, sizes=self._rounds.sizes))
 
         def judge(before: Sequence[Evidence], after: Sequence[Evidence]) -> Proof:
-            price = difference([step_of(b, against) for b in before], [step_of(b, mended) for b in after])
+            as_written = [step_of(b, against) for b in before]
+            price = self._of_a_step(difference(as_written, [step_of(b, mended) for b in after]), as_written)
             if is_off:
                 self.alone = after
             return Proof(price, "", mended, against, blocks=after, is_open=self.is_open(price))
@@ -201,6 +202,12 @@ class Prover:
         if is_off:
             self._off = proof
         return proof
+
+    def _of_a_step(self, price: Difference, as_written: Sequence[float]) -> Difference:
+        """The price for a step of the record. On a busy machine later steps may take much longer, and save more."""
+        if price.seconds <= self._rounds.step:
+            return price
+        return price.times(self._rounds.step / statistics.fmean(as_written))
 
     def _in_turns_until_sure(self, conditions: tuple[Condition, Condition], judge: _Judge) -> Proof:
         """Rounds of two conditions until `judge` finds them sufficient, or the time for this suspicion is over."""
@@ -255,11 +262,12 @@ class Prover:
             if slope.low < _CRITICAL:
                 return Proof(None, f"{grown}, but the rounds differed too much to be sure", is_open=True)
             prices = [probe.gain(block) for block in as_written]
+            price = self._of_a_step(difference(prices, [0.0] * len(prices)), [block.seconds for block in as_written])
             text = (
                 f"proved by a delay of {milliseconds(delay.seconds)} ms there, which made each step of all ranks "
                 f"{milliseconds(grows.seconds)} ms longer"
             )
-            return Proof(difference(prices, [0.0] * len(prices)), text)
+            return Proof(price, text)
 
         return self._in_turns_until_sure((Condition(), Condition(experiment=Experiment(delay=delay))), judge)
 
