@@ -19,6 +19,7 @@ from autoddp.diagnose.evidence import Evidence
 from autoddp.diagnose.experiments import Condition, Dose, Events, Mend, Probe, Repeat
 from autoddp.diagnose.findings import WORTHWHILE
 from autoddp.diagnose.rounds import CannotRun, Rounds
+from autoddp.diagnose.signs import waits_for_a_core
 from autoddp.timing import Difference, difference
 from autoddp.units import data_size, milliseconds
 from autoddp.wire import Experiment
@@ -329,6 +330,12 @@ class Prover:
             if price.low > whole.seconds / 2:
                 return Proof(price, f"{so_far}none is late {what}, so they share something", by_fix=False)
             if max(-price.low, price.high) < _HARDLY * whole.seconds:
+                no_core = statistics.fmean(map(waits_for_a_core, alone))
+                if no_core >= whole.seconds:  # as long as they are late: nobody can tell it from their own work
+                    busy = (
+                        f"their steps differ as much {what}, but each waits {milliseconds(no_core)} ms for a core then"
+                    )
+                    return _at_least(known, busy) if known else Proof(None, busy)
                 waits = _least_waiting(as_written)
                 text = f"{so_far}their steps differ as much {what}, so it is nothing that they share"
                 advice = _BY_ITSELF if known else _BY_ITSELF_OR_DATA

@@ -718,6 +718,16 @@ def test_ranks_that_are_late_by_turns_and_share_nothing(readers: tuple[int, ...]
     assert ("data of the step" in first.fix) == (readers == ())
 
 
+@pytest.mark.parametrize("readers", [None, ()])
+def test_what_a_busy_machine_does_is_not_laid_to_the_steps(readers: tuple[int, ...] | None) -> None:
+    """Other programs make a rank late also while it alone makes its steps."""
+    first = examined(SlowJob(event=by_chance, readers=readers, waited=20.0)).findings[0]
+    assert (first.cause, first.status) == ("uneven_work", "suspected" if readers == () else "proved")
+    assert "ms for a core then" in first.text
+    assert "make the work of each step alike" not in first.fix
+    assert "use by turns: first of all cores, for which they wait" in first.fix
+
+
 class NeedEachOther(Locked):
     """In each step the ranks also wait for each other in a way that is not seen."""
 
