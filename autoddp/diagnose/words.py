@@ -15,6 +15,8 @@ from autoddp.wire import JobFacts
 _MUCH = 0.2  # of a step, from which it is told how much of it lies in a stage that has no cause
 _WHERE = {"other": "between two steps", "optimizer": "in the optimizer"}
 """Stages for which no cause is known where all ranks spend the same in them: the script's own code, mostly."""
+_OFTEN = {"optimizer": "; fused=True, unless it is set already or the optimizer takes none, often makes it shorter"}
+"""What often helps in such a stage. It is not tried: the script has made its optimizer before autoddp sees it."""
 _AS_WELL = 1.1  # times what one rank gives: no more than that is not worth several
 
 
@@ -57,7 +59,7 @@ def not_measured(
         )
     found += [
         f"what takes the script {milliseconds(own)} of {milliseconds(evidence.seconds)} ms {where} on every rank "
-        f"(`{stage}`): it is not divided further"
+        f"(`{stage}`): it is not divided further{_OFTEN.get(stage, '')}"
         for own, where, stage in undivided(evidence)
     ]
     if beside := threads_beside(alone):

@@ -381,7 +381,8 @@ def test_what_the_scripts_own_code_takes_is_told_where_nothing_is_found(stage: s
     found = examined(SlowJob(**taking))
     assert not found.findings
     assert re.search(f"of which the script spends 20[.0-9]* ms {where}$", found.verdict[0])
-    assert any(f"{where} on every rank (`{stage}`)" in sentence for sentence in found.not_measured)
+    told = next(one for one in found.not_measured if f"{where} on every rank (`{stage}`)" in one)
+    assert ("fused=True" in told) == (stage == "optimizer")
     assert where not in " ".join(examined(SlowJob()).verdict)
     assert f"{where} (`{stage}`)" in " ".join(examined(SlowJob(transfer=3.0, **taking)).verdict)
     unproved = examined(SlowJob(transfer=3.0, **taking), budget=0.3).verdict
