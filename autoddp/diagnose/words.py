@@ -35,6 +35,8 @@ def scaling(evidence: Evidence, alone: Sequence[Evidence]) -> Scaling:
     of_one = None if samples is None else samples / ranks / one
     if ranks == 1:
         text = "One rank: there is nothing to scale"
+    elif gain < 1 / _AS_WELL:
+        text = f"{ranks} ranks give {gain:.2f} times what one gives: one alone would be faster"
     elif gain <= _AS_WELL:
         text = f"{ranks} ranks give {gain:.2f} times what one gives: one would do as well"
     else:
