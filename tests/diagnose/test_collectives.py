@@ -315,16 +315,16 @@ def test_small_calls_in_a_row_become_one_on_all_ranks() -> None:
     assert not any(act.waits for act in later[:3] if act.call != WAIT)
 
 
-@pytest.mark.parametrize(
-    ("roots", "operations"), [((0, 1, 2), ("", "", "")), ((-1, -1, -1), ("SUM", "MAX", "PRODUCT"))]
-)
+@pytest.mark.parametrize(("roots", "operations"), [((0, 1), ("", "")), ((-1, -1, -1), ("SUM", "MAX", "PRODUCT"))])
 def test_what_each_rank_sends_becomes_no_one_call(roots: tuple[int, ...], operations: tuple[str, ...]) -> None:
     """Nor do a sum and a maximum: one call of them would train something else."""
-    ranks = []
-    for one in loop(40).processes:
+    ranks, count = [], len(roots)
+    for one in loop(40, where=(10, 11, 12)[:count]).processes:
         calls = [
             replace(
-                made, root=roots[nth % 3], place=replace(made.place, reduction=operations[nth % 3], method="broadcast")
+                made,
+                root=roots[nth % count],
+                place=replace(made.place, reduction=operations[nth % count], method="broadcast"),
             )
             for nth, made in enumerate(one.calls)
         ]
@@ -333,7 +333,7 @@ def test_what_each_rank_sends_becomes_no_one_call(roots: tuple[int, ...], operat
     script = script_of(recording, steps_of(recording))
     assert script is not None
     assert runs(script, range(65, 1000)) == {}
-    assert [act.root for act in script.program.acts[0][:3]] == list(roots)
+    assert [act.root for act in script.program.acts[0][:count]] == list(roots)
 
 
 @pytest.mark.parametrize(("what", "method"), [("all_reduce", "allreduce"), ("all_gather", "allgather")])
@@ -1989,6 +1989,27 @@ def test_what_was_not_seen_is_not_told_to_be_little() -> None:
     said = examined(recording, 2, lambda programs: "not tried here", lambda line: None)
     assert any(line.startswith("what DTensor may communicate: ") for line in said.not_measured)
     assert "is communication that was seen;" in said.verdict[-1]
+
+
+@pytest.mark.parametrize("method", ["allgather", "broadcast"])
+def test_calls_do_not_follow_at_once_because_a_rank_waits_long_in_them(method: str) -> None:
+    """Rank 1 decodes for 30 ms and rank 0 for 8, and then they meet: no two of these calls can be one."""
+    of_ranks: list[list[Call]] = [[], []]
+    where = place(14, "all_gather" if method == "allgather" else method, method)
+    late = 0 if method == "broadcast" else 1
+    for number in range(60):
+        met = 1.0 + 0.031 * (number + 1)
+        for rank in (0, 1):
+            began = met if rank == late else met - 0.022
+            of_ranks[rank].append(
+                replace(call(where, number, began, met + 1e-3 - began), root=late * (method != "allgather"))
+            )
+    recording = Recording(tuple(process(rank, calls) for rank, calls in enumerate(of_ranks)))
+    steps = steps_of(recording)
+    script = script_of(recording, steps)
+    assert script is not None
+    assert not script.follows_at_once
+    assert [*suspected_late(recording)]
 
 
 def test_calls_that_only_set_up_the_training_cost_a_step_nothing() -> None:

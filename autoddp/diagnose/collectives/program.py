@@ -22,6 +22,7 @@ from autoddp.codec import replace as replace_struct
 from autoddp.diagnose.collectives.recording import MAKES, Call, Group, Place, Process, Recording
 from autoddp.diagnose.collectives.steps import Steps
 from autoddp.diagnose.collectives.stretches import LONGEST_STEP, MOST_CALLS, stretches_of
+from autoddp.diagnose.collectives.table import leave_together, waits_for
 from autoddp.wire.recorded_calls import SHORT_GAP
 from autoddp.wire.replayed_calls import CALLS, DESTROY_GROUP, MAKE_GROUP, OBJECTS, REST, WAIT, Act, Program
 
@@ -103,19 +104,48 @@ class Script:
         """
         follows: dict[tuple[int, int], bool] = {}
         soon: set[tuple[int, int]] = set()
-        for of_rank in self.played.values():
-            usual = _usual_seconds(of_rank)
+        for rank, of_rank in self.played.items():
             before: Played | None = None
             for one in of_rank:
                 group, number = one.key
                 adjacent = before is not None and before.key == (group, number - 1)
                 alike = before is not None and before.act.call == one.act.call and before.act.waits == one.act.waits
                 follows[one.key] = follows.get(one.key, True) and adjacent and alike
-                little = _LITTLE if before is None else max(_LITTLE, _SHARE * usual[before.call.place])
+                little = (
+                    _LITTLE if before is None else max(_LITTLE, _SHARE * self._usual_seconds[rank, before.call.place])
+                )
                 if before is not None and one.act.computes + one.act.sleeps <= little:
                     soon.add(one.key)
                 before = one
         return {key for key, holds in follows.items() if holds and key in soon}
+
+    @cached_property
+    def _usual_seconds(self) -> dict[tuple[int, Place], float]:
+        """Rank and place → the median seconds of its calls, but not for what ranks wait that come earlier than another.
+
+        Where one rank loads data, the others stand in a call for as long as that takes, and a gap of theirs is short
+        beside it. Where all leave a call together, the rank that is usually late waits for nobody.
+        """
+        waits = {
+            (key, rank): seconds
+            for key, of_ranks in self.of_key.items()
+            if (waited := waits_for({rank: one.call for rank, one in of_ranks.items()})) is not None
+            for rank, seconds in waited[1].items()
+            if not leave_together(of_ranks[rank].call.place.method)
+        }
+        of_ranks: dict[tuple[int, Place], list[float]] = {}
+        for rank, of_rank in self.played.items():
+            for one in of_rank:
+                seconds = one.call.seconds - waits.get((one.key, rank), 0.0)
+                of_ranks.setdefault((rank, one.call.place), []).append(seconds)
+        usual = {of_it: statistics.median(seconds) for of_it, seconds in of_ranks.items()}
+        least: dict[Place, float] = {}
+        for (_, place), seconds in usual.items():
+            least[place] = min(seconds, least.get(place, seconds))
+        return {
+            (rank, place): least[place] if leave_together(place.method) else seconds
+            for (rank, place), seconds in usual.items()
+        }
 
     @cached_property
     def least_gap(self) -> dict[tuple[int, int], float]:
@@ -149,14 +179,6 @@ def _acts(played: Sequence[Played]) -> Iterator[Act]:
 
 _LITTLE = 3e-5  # seconds between two calls, from which something is computed between them
 _SHARE = 0.5  # of a call, likewise
-
-
-def _usual_seconds(played: Sequence[Played]) -> dict[Place, float]:
-    """Place → the median seconds of its calls."""
-    found: dict[Place, list[float]] = {}
-    for one in played:
-        found.setdefault(one.call.place, []).append(one.call.seconds)
-    return {place: statistics.median(seconds) for place, seconds in found.items()}
 
 
 def script_of(recording: Recording, steps: Steps) -> Script | None:
