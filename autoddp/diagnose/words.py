@@ -97,10 +97,11 @@ def lacks_cores(evidence: Evidence, findings: Sequence[Finding]) -> float:
 def threads_beside(alone: Sequence[Evidence]) -> float:
     """Seconds of a step that threads beside the one that trains compute on every rank, where that is much; else 0.
 
-    In steps without reduction no thread moves gradients. Where operators have threads of their own, or a GPU's
-    gradients are computed in one, nobody can tell which ones have computed.
+    In steps without reduction no thread moves gradients. Where operators have threads of their own, a GPU's gradients
+    are computed in one, or the script calls collectives of its own, nobody can tell which ones have computed.
     """
-    if not alone or any(one.threads != 1 or one.queued for block in alone for one in block.ranks):
+    each_rank = [one for block in alone for one in block.ranks]
+    if not alone or any(one.threads != 1 or one.queued or any(one.meeting) for one in each_rank):
         return 0.0
     each = zip(*([one.helpers_ran / block.count for one in block.ranks] for block in alone), strict=True)
     least = min(map(statistics.fmean, each))

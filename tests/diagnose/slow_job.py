@@ -66,6 +66,8 @@ class SlowJob:
     """Milliseconds for which threads that move gradients wait for a core in each step."""
     helpers_ran: list[float] = field(default_factory=list)
     """Milliseconds for which such threads, and others beside the one that trains, had a core in each step."""
+    meets: float = 0.0
+    """Milliseconds of each step in collectives of the script's own."""
     anew: list[float] = field(default_factory=list)
     """Milliseconds of page faults of each rank in each step."""
     mhz: list[tuple[int, int]] = field(default_factory=list)
@@ -149,6 +151,7 @@ class SlowJob:
                     waited_for_cpu=steps * MS * (5 * crowded + (self._of(self.waited, rank) if self.waited else 0)),
                     helpers_waited_for_cpu=steps * MS * (self._of(self.helpers, rank) if self.helpers else 0),
                     helpers_ran=steps * MS * (self._of(self.helpers_ran, rank) if self.helpers_ran else 0),
+                    meeting=(self.meets * MS,) * steps if self.meets else (),
                     in_page_faults=steps * MS * (self._of(self.anew, rank) if self.anew else 0),
                     page_faults=int(steps * 500 * (self.anew[rank] if self.anew else 0)),
                     mhz=self.mhz[rank] if self.mhz else (),

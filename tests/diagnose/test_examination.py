@@ -404,13 +404,16 @@ def test_ranks_that_have_no_core_are_told_that_where_it_takes_more_than_what_is_
 
 
 def test_threads_that_compute_on_every_rank_are_told() -> None:
-    """Such as those that tokenize ahead. One rank's are a straggler's; those of operators are part of the training."""
-    every, one, several = (
-        examined(SlowJob(transfer=6.0, **of)).not_measured
-        for of in ({"helpers_ran": [9.0, 8.0]}, {"helpers_ran": [9.0, 0.5]}, {"helpers_ran": [9.0, 8.0], "threads": 4})
+    """Such as those that tokenize ahead. One rank's are a straggler's; those of operators are part of the training.
+
+    So are those that move what the script's own collectives send.
+    """
+    every, *none = (
+        examined(SlowJob(**({"transfer": 6.0, "helpers_ran": [9.0, 8.0]} | of))).not_measured
+        for of in ({}, {"helpers_ran": [9.0, 0.5]}, {"threads": 4}, {"meets": 2.0})
     )
     assert any("threads beside the one that trains cost: they compute for 8" in sentence for sentence in every)
-    assert not any("threads beside" in sentence for sentence in (*one, *several))
+    assert not any("threads beside" in sentence for of_it in none for sentence in of_it)
 
 
 def test_no_fix_of_the_loader_gives_more_than_batches_in_memory() -> None:
