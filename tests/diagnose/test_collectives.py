@@ -2048,6 +2048,7 @@ def test_why_a_collective_beside_ddp_is_dear_is_told_where_its_row_tells_it() ->
         return beside_ddp([], 0.0, [replace(row, **changed)], 0.01)[0].partition(" of the time of a rank")[2]
 
     assert told().startswith(", in 75 calls of 4 B in each step. Suspected: ")
+    assert "(by an option, where a library makes them)" in told()
     assert told(waiting=0.4, last=1) == ", most of it waiting for rank 1: look at what is done there before that line"
     assert told(waiting=0.4, last=None).startswith(", most of it waiting for ranks that come later: ")
     assert told(bytes_per_call=2**20) == told(calls_per_second=120.0) == told(bytes_per_call=0.0) == ""

@@ -143,7 +143,8 @@ def _why_it_takes_much(row: Row, step: float) -> str:
         return ""
     return (
         f", in {calls} calls of {data_size(round(size))} in each step. Suspected: such small calls take as long as the "
-        "ranks need to meet; make fewer of them, with more in each, where none is computed from another's result"
+        "ranks need to meet; make fewer of them (by an option, where a library makes them), with more in each, where "
+        "none is computed from another's result"
     )
 
 
