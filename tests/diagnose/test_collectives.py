@@ -147,6 +147,8 @@ def test_the_stage_for_which_a_pipeline_waits() -> None:
     assert found.ranks == (2,)
     assert found.guess == pytest.approx(30e-3, rel=0.1)  # of 60 ms: with 7.5 ms on each rank a step takes 30
     assert "rank 2 does between train.py:20 and train.py:25" in found.fix
+    (of_last,) = suspected_late(pipeline(5e-3, 5e-3, 15e-3))
+    assert "rank 2 does between two calls of train.py:20, such as" in of_last.fix
     diagnosis = examined(pipeline(5e-3, 5e-3, 15e-3, 5e-3), 2, lambda _: "", lambda _: None)
     assert (diagnosis.findings[0].cause, diagnosis.findings[0].status) == ("waiting_for_rank", "suspected")
 

@@ -112,10 +112,8 @@ class WaitingForRank(Cause):
             f"rank {late} computes for {percent(busy[late])} of the time, the others for {percent(mean)}, and these "
             "wait in sends and receives"
         )
-        fix = (
-            f"give the other ranks a part of what rank {late} does between {before} and {after}, such as some of the "
-            "model's layers"
-        )
+        between = f"between {before} and {after}" if before != after else f"between two calls of {after}"
+        fix = f"give the other ranks a part of what rank {late} does {between}, such as some of the model's layers"
         yield Suspicion(
             self.name,
             seen,
