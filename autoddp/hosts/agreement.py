@@ -43,6 +43,7 @@ from autoddp.version import __version__
 
 _SILENT = 10.0  # seconds of waiting for another launcher before the user is told
 _ANSWER = 60.0  # seconds for one answer of another launcher, on a machine that is busy elsewhere
+_MEETINGS = 3  # one after another in which a launcher does not answer
 _CLOCKS = 5.0  # seconds; less may come from the exchange itself, on a machine that is busy
 
 T = TypeVar("T")
@@ -332,19 +333,21 @@ def _met(torchrun: argparse.Namespace, place: _Place) -> tuple[Any, _Meeting] | 
 
     Elastic counts a launcher for 15 seconds after it has ended, as one that was started again: that one says nothing.
     """
-    while True:
-        with _told_in_one_line():
+    with _told_in_one_line():
+        for meets_again in reversed(range(_MEETINGS)):
             try:
                 info = meetings.meet(place.handler, torchrun, place.arrivals)
                 if info is None:
                     return None
                 meeting = _Meeting(info.store, info.rank, info.world_size)
                 names = meeting.exchange("arrived", socket.gethostname())  # all read their clocks after it
+                break
             except Unheard as error:
+                if not meets_again:
+                    raise
                 tell(f"warning: {error}; the hosts meet again")
-                continue
-        meeting.called = [f"node {node} ({name})" for node, name in enumerate(names)]
-        return info, meeting
+    meeting.called = [f"node {node} ({name})" for node, name in enumerate(names)]
+    return info, meeting
 
 
 @contextlib.contextmanager

@@ -46,11 +46,13 @@ def headroom(as_written: Sequence[Block], without: Sequence[Block]) -> Headroom:
     Steps are summed up by their mean, not their median, because ranks that are slow alternately cost time in some steps
     only. Steps in which the script has evaluated or saved are left out.
 
+    Where steps without reduction take longer, something else has made them longer, and may have hidden as much again.
+
     ValueError for fewer than two rounds.
     """
     gain = speedup(_means([block.seconds for block in as_written]), _means([block.slowest for block in without]))
-    low, share, high = (min(1.0, max(0.0, 1 - 1 / ratio)) for ratio in (gain.low, gain.ratio, gain.high))
-    return Headroom(share, low, high)
+    low, share, high = (min(1.0, 1 - 1 / ratio) for ratio in (gain.low, gain.ratio, gain.high))
+    return Headroom(max(0.0, share), max(0.0, low), min(1.0, max(0.0, high, -share)))
 
 
 def _means(blocks: Sequence[Sequence[float]]) -> list[float]:

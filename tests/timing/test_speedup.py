@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from autoddp.timing import Block, Speedup, median, speedup
+from autoddp.timing import Block, Speedup, headroom, median, speedup
 
 ROUNDS = 6
 
@@ -101,3 +101,11 @@ def test_a_block_is_its_median() -> None:
     assert Block((0.1, 0.3)).median == pytest.approx(0.2)
     with pytest.raises(ValueError, match="no values"):
         median([])
+
+
+def test_steps_without_reduction_that_take_longer_do_not_show_that_reduction_is_free() -> None:
+    """It takes nothing away from a step, so another program, say, does; it may have hidden as much as it added."""
+    as_written = [Block((1.0, 1.0))] * 2
+    shorter, longer = (headroom(as_written, [Block((one, one))] * 2) for one in (0.9, 1.25))
+    assert (shorter.share, shorter.low, shorter.high) == pytest.approx((0.1, 0.1, 0.1))
+    assert (longer.share, longer.low, longer.high) == pytest.approx((0.0, 0.0, 0.25))
