@@ -5,7 +5,7 @@ from __future__ import annotations
 import _thread
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +18,7 @@ from launchers import PATIENCE
 from on_ranks import on_ranks
 from torch.distributed.algorithms.model_averaging import utils as averaging
 from torch.distributed.nn import functional
-from torch.utils._python_dispatch import _get_current_dispatch_mode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from autoddp import codec
 from autoddp.diagnose.collectives.ends import StepEnds
@@ -158,14 +158,29 @@ def test_what_another_tensor_holds_is_seen_or_nothing_is_said(kind: Any, seen: l
     assert _first_uses(use) == seen
 
 
-def test_nothing_is_said_of_first_uses_where_functions_are_compiled() -> None:
+@pytest.fixture
+def compiled_add() -> Iterator[Any]:
+    yield torch.compile(torch.add, backend="eager")
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+
+
+COMPILES_IN_MODES = hasattr(TorchDispatchMode, "ignore_compile_internals")
+
+
+@pytest.mark.skipif(not COMPILES_IN_MODES, reason="needs torch 2.9, which compiles while a mode looks at operations")
+def test_nothing_is_said_of_first_uses_where_functions_are_compiled(compiled_add: Any) -> None:
     """What a compiled function reads does not pass the dispatcher."""
-    add = torch.compile(torch.add, backend="eager")
-    try:
-        assert _first_uses(lambda tensor: add(tensor, 1)) == []
-    finally:
-        torch.compiler.reset()
-        torch._dynamo.utils.counters.clear()
+    assert _first_uses(lambda tensor: compiled_add(tensor, 1)) == []
+
+
+def test_functions_that_are_compiled_stay_so_while_first_uses_are_looked_for(compiled_add: Any) -> None:
+    """An older torch runs them uncompiled in a mode that looks at operations: there it does not begin."""
+    compiled_add(torch.ones(4), 1)
+    watch = FirstUses(time.perf_counter, lambda: None, lambda _: None)
+    assert watch.begin(0.0) is COMPILES_IN_MODES
+    if COMPILES_IN_MODES:
+        watch.stop()
 
 
 def _first_uses(use: Callable[[torch.Tensor], Any]) -> list[int]:

@@ -672,5 +672,5 @@ def _name_and_ranks(group: Any) -> tuple[str, tuple[int, ...]]:
 def _backend(group: Any) -> str:
     try:
         return str(dist.get_backend(group))
-    except (KeyError, RuntimeError, ValueError, AssertionError):
+    except (KeyError, RuntimeError, ValueError, AssertionError, TypeError):  # the last one of torch 2.6
         return str(getattr(group, "name", lambda: "")())

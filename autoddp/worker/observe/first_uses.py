@@ -117,6 +117,8 @@ class FirstUses:
         # The mode that has begun last ends first, and the script may end its own before this one.
         if _get_current_dispatch_mode() is not None or _in_backward():
             return False
+        if not hasattr(TorchDispatchMode, "ignore_compile_internals") and _runs_compiled_functions():
+            return False  # before torch 2.9 they would run as they were before compiling
         self._thread, self._began = threading.get_ident(), now
         self._operations.__enter__()  # type: ignore[no-untyped-call]
         for name in _PAST_THE_DISPATCHER:
