@@ -2033,13 +2033,23 @@ def test_calls_that_only_set_up_the_training_cost_a_step_nothing() -> None:
 
 def test_a_dear_collective_beside_ddp_is_named() -> None:
     """First, where it takes more than what was found: "nothing found" would hide it."""
-    rows, nothing = table(loop(60)), "Nothing found that costs 3 % of a step of 9 ms"
+    rows, nothing = table(loop(60))[:1], "Nothing found that costs 3 % of a step of 9 ms"
     line = "eside DDP, train.py:10 all_reduce takes 13 % of the time of a rank"
     first, *others = beside_ddp([nothing], 0.0, rows, 9e-3)
     assert first.startswith(f"B{line}")
     assert others == ["Nothing else found that costs 3 % of a step of 9 ms"]
     assert beside_ddp(["Mending straggler saves 3 of 9 ms"], 0.3, rows, 9e-3)[1].startswith(f"b{line}")
     assert beside_ddp([nothing], 0.0, [replace(one, share=0.05) for one in rows], 9e-3) == [nothing]
+
+
+def test_lines_with_one_collective_beside_ddp_are_added_up() -> None:
+    """Three barriers in a step: each of them takes little. Those of other ranks take none of these ranks' time."""
+    row = replace(table(loop(60))[0], share=0.06, waiting=None, bytes_per_call=0.0)
+    shares = {7: 0.06, 8: 0.08, 9: 0.05}
+    lines = [replace(row, where=f"train.py:{line}", line=line, share=share) for line, share in shares.items()]
+    (said,) = beside_ddp([], 0.0, lines, 0.01)
+    assert said == "Beside DDP, train.py:8 all_reduce and 2 other lines with that call take 19 % of the time of a rank"
+    assert beside_ddp([], 0.0, [replace(one, ranks=(one.line,)) for one in lines], 0.01) == []
 
 
 def test_why_a_collective_beside_ddp_is_dear_is_told_where_its_row_tells_it() -> None:

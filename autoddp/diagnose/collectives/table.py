@@ -123,14 +123,27 @@ def beside_ddp(verdict: Sequence[str], found: float, rows: Sequence[Row], step: 
     `found`: the largest share of a step that is proved to be saved. What takes more than that comes first. `step`:
     seconds of a step.
     """
-    dearest = max(rows, key=lambda row: row.share, default=None)
-    if dearest is None or dearest.share < _MUCH:
+    alike: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        alike.setdefault((row.collective, row.ranks), []).append(row)
+    dearest_ones = max(alike.values(), key=_sum_of_shares, default=list[Row]())
+    takes_in_all = _sum_of_shares(dearest_ones)
+    if takes_in_all < _MUCH:
         return [*verdict]
-    takes = f"DDP, {dearest.where} {dearest.collective} takes {percent(dearest.share)} of the time of a rank"
-    takes += _why_it_takes_much(dearest, step)
-    if dearest.share <= found:
+    dearest, *others = sorted(dearest_ones, key=lambda row: -row.share)
+    line = f"{dearest.where} {dearest.collective}"
+    if others:
+        line += f" and {len(others)} other line{'s' * (len(others) > 1)} with that call take"
+    else:
+        line += " takes"
+    takes = f"DDP, {line} {percent(takes_in_all)} of the time of a rank{_why_it_takes_much(dearest, step)}"
+    if takes_in_all <= found:
         return [*verdict, f"beside {takes}"]
     return [f"Beside {takes}", *(one.replace("Nothing found", "Nothing else found") for one in verdict)]
+
+
+def _sum_of_shares(rows: Sequence[Row]) -> float:
+    return sum(row.share for row in rows)
 
 
 def _why_it_takes_much(row: Row, step: float) -> str:
