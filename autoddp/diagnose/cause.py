@@ -107,6 +107,8 @@ class Cause(ABC):
     """The cause for people who do not know our names, such as "waiting for data"."""
     in_some_steps = False
     """Whether it is at work in some steps only."""
+    tells_of_cores = False
+    """Whether its text says for how long threads wait for a core."""
     explains: Explained = "nothing"
     """What it explains of `exposed_communication`.
 

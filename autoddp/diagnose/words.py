@@ -90,7 +90,7 @@ def lacks_cores(evidence: Evidence, findings: Sequence[Finding]) -> float:
     No experiment can take away what other programs do, so it has no price.
     """
     waits = waits_for_a_core(evidence)
-    told = any(one.cause == "threads_oversubscribed" for one in findings)
+    told = any(CAUSES[one.cause].tells_of_cores for one in findings)
     return waits if waits >= _MUCH * evidence.seconds and not told else 0.0
 
 

@@ -15,6 +15,7 @@ _NO_CORE = 0.05  # share of a step for which a rank's threads wait for a core, f
 
 class ThreadsOversubscribed(Cause):
     in_words = "more threads than cores"
+    tells_of_cores = True
 
     def suspect(self, evidence: Evidence, around: Surroundings) -> Iterator[Suspicion]:
         share = around.cores_per_rank
