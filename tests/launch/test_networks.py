@@ -352,7 +352,7 @@ def test_networks_that_one_host_lacks_are_left_out_on_all(monkeypatch):
 def test_late_hosts_are_told_by_which_networks_all_are_reached():
     """A host that joins measures nothing, and kept what the others had left out."""
     options, written = parse(["--nnodes", "2:3", "train.py"]), Mode(tune=False, several_nodes=True)
-    met = Agreement(Network(everywhere=("a",), is_named=True), Hosts(nodes=3, _lost=1), 2, None)
+    met = Agreement(Network(everywhere=("a",), is_named=True), Hosts(nodes=3, _without=[2]), 2, None)
     running = _running(options, written, met, True)
     assert (running.everywhere, running.is_named, running.nodes) == (("a",), True, 2)
 

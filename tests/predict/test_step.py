@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from autoddp.bench import LinkModel, Segment
@@ -327,12 +327,25 @@ def test_more_bandwidth_is_never_slower(job: Profile, configuration: Configurati
     assert fast <= slow * (1 + 1e-9)
 
 
+ANOMALY = profile(
+    [1.0, 2.0, 2.75, 2.75, 9.75, 18.75, 29.5, 29.75],
+    [0.125, 0.125, 0.125, 0.0546875, 0.125, 0.125, 0.125, 0.0234375],
+    0.009765625,
+    0.03125,
+    "gloo",
+)
+
+
 @given(JOBS, CONFIGURATIONS, st.floats(1.0, 10.0))
+@example(ANOMALY, Configuration({"bucket_cap_mb": 2}), 1.25)
 def test_less_latency_is_never_slower(job: Profile, configuration: Configuration, times: float) -> None:
+    """Of gloo at most by its latencies: of two buckets at once both may stand in theirs, and then nothing moves."""
     slow, fast = (step_seconds(job, configuration, of) for of in (PLAIN, replace(PLAIN, latency=1 / times)))
     assert slow is not None
     assert fast is not None
-    assert fast <= slow * (1 + 1e-9)
+    at_most = 3 * job.reductions * len(job.gradients)  # reductions of a step: PowerSGD makes several of a bucket
+    latencies = at_most * job.link.segments[0].alpha_seconds / times
+    assert fast <= (slow + latencies * (job.backend == "gloo")) * (1 + 1e-9)
 
 
 @given(JOBS, st.floats(1.0, 10.0))
