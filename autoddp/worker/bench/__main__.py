@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
@@ -26,6 +27,7 @@ from autoddp.worker.bench.round_trip import round_trip
 from autoddp.worker.process.rank_store import RankStore
 
 _STARTING = 120.0  # seconds until all ranks have started and met, and beyond the budget until all have measured
+_SIGNAL = 1.0  # seconds in which a signal reaches all ranks
 
 
 def main() -> None:
@@ -117,4 +119,8 @@ def _room(device: torch.device) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except RuntimeError:
+        time.sleep(_SIGNAL)  # the peer that is gone may have ended by a signal that is still to reach this rank
+        raise
