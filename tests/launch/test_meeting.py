@@ -19,7 +19,7 @@ from autoddp.hosts import agreement
 from autoddp.network import gathering
 from autoddp.network.gathering import Arrivals, Endpoint, wait_for_answer
 from autoddp.torchrun import options
-from autoddp.torchrun.meetings import Unheard, end_in_silence, meet, meeting_point
+from autoddp.torchrun.meetings import FRESH_STORE, Unheard, end_in_silence, meet, meeting_point
 
 
 def test_an_unknown_rendezvous_is_one_line(tmp_path):
@@ -143,6 +143,8 @@ def test_a_host_that_stops_while_they_meet_is_the_reason():
 def test_a_host_that_is_started_again_while_the_others_wait(monkeypatch):
     """Elastic counts the launcher that has ended for some seconds more: all hosts ended for want of its answer."""
     monkeypatch.setattr(agreement, "_ANSWER", 1.0)
+    for name, value in FRESH_STORE.items():  # both threads set it for a while, and each would put back what it found
+        monkeypatch.setenv(name, value)
     words = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "train.py"]
     torchrun = options.torchrun_parser().parse_args(words)
     said = queue.Queue()
