@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from autoddp.isolation import Level
-from autoddp.isolation.children import INJECT, VARIABLE
+from autoddp.isolation.children import INJECT, VARIABLE, checks_itself
 from autoddp.isolation.plan import IsolationPlan
 from autoddp.wire import StopTuning, decode
 
@@ -259,3 +259,21 @@ def test_another_python_ends_tuning_with_a_word(tmp_path: Path) -> None:
     said, printed = ended(tmp_path, f"subprocess.check_call(['{tmp_path}/venv/bin/python', '-c', 'print(1)'])")
     assert said.startswith(f"the script starts {tmp_path}/venv/bin/python, where autoddp cannot run: "), printed
     assert "wrapt" in said
+
+
+@pytest.mark.parametrize(("before", "has_mark", "lists"), [(0, True, False), (100, True, True), (0, False, True)])
+def test_who_checks_itself(before: int, has_mark: bool, lists: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each connection of a rank waits for the answer. A rank with a thousand groups has some thousand files."""
+    code = (
+        "import os, sys; from autoddp.isolation.children import mark_as_checked; "
+        f"files = [os.open(os.devnull, os.O_RDONLY) for _ in range({before})]; "
+        f"assert not {has_mark} or mark_as_checked(); "
+        "files += [os.open(os.devnull, os.O_RDONLY) for _ in range(100)]; print(flush=True); sys.stdin.read()"
+    )
+    listed = []
+    monkeypatch.setattr(os, "listdir", lambda path, of_all=os.listdir: listed.append(path) or of_all(path))
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        assert checks_itself(child.pid) is has_mark
+    assert bool(listed) is lists
