@@ -284,6 +284,7 @@ def test_every_declared_dependency_has_a_home_here() -> None:
 ROOMS = (
     *(
         "attempts",
+        "attempts/job",
         "attempts/starts",
         "cluster",
         "commandline",

@@ -238,9 +238,9 @@ WALKS = {
         Part(
             _stages(
                 _has_the_knob,
-                ["study/trials.py", "attempts/live_job.py"],
+                ["study/trials.py", "attempts/job/live_job.py"],
                 ("knobs/configuration.py", "__init__"),
-                ("attempts/live_job.py", "__call__"),
+                ("attempts/job/live_job.py", "__call__"),
                 ("wire/messages.py", "encode"),
             ),
             begins=("study/trials.py", "run"),
@@ -275,10 +275,10 @@ WALKS = {
         Part(
             _stages(
                 _is_a_time,
-                ["study/search.py", "attempts/live_job.py"],
+                ["study/search.py", "attempts/job/live_job.py"],
                 ("wire/messages.py", "decode"),
-                ("attempts/job_machine.py", "handle"),
-                ("attempts/live_job.py", "__call__"),
+                ("attempts/job/machine.py", "handle"),
+                ("attempts/job/live_job.py", "__call__"),
                 ("study/finals.py", "ladder_of"),
             ),
             ends=("study/finals.py", "ladder_of"),

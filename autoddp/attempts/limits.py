@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from autoddp.attempts.communication import Enough
 from autoddp.attempts.isolating import Isolation
-from autoddp.attempts.job_machine import NO_DDP
+from autoddp.attempts.job.live_job import LiveJob
+from autoddp.attempts.job.machine import NO_DDP
 from autoddp.attempts.keeper import ProcessEnded
-from autoddp.attempts.live_job import LiveJob
 from autoddp.attempts.rank_states import Waiting
 from autoddp.hosts.together import Hosts
 from autoddp.processes.children import ENDED_WELL

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Protocol
 
 from autoddp.attempts.communication import Enough, diagnosed
-from autoddp.attempts.deadline import Deadline
 from autoddp.attempts.env_screening import Screening
 from autoddp.attempts.isolating import Isolation
-from autoddp.attempts.job_machine import NO_DDP, TOO_SHORT
-from autoddp.attempts.journal import Journal
+from autoddp.attempts.job.deadline import Deadline
+from autoddp.attempts.job.journal import Journal
+from autoddp.attempts.job.live_job import LiveJob
+from autoddp.attempts.job.machine import NO_DDP, TOO_SHORT
 from autoddp.attempts.keeper import Attempt
 from autoddp.attempts.limits import Limits, Written
-from autoddp.attempts.live_job import LiveJob
 from autoddp.attempts.preparation import Preparation, await_ports
 from autoddp.attempts.rank_states import NOT_BEGUN, Waiting
 from autoddp.attempts.resuming import cut_off, going_on, job_now, study_begins, study_is_over

@@ -7,7 +7,7 @@ import signal
 import time
 from dataclasses import replace
 
-from autoddp.attempts.job_machine import NO_DDP, TOO_SHORT
+from autoddp.attempts.job.machine import NO_DDP, TOO_SHORT
 from autoddp.attempts.preparation import prepared
 from autoddp.attempts.tune import Tuned, Tuning
 from autoddp.cli.tuned import Results

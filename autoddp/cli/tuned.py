@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from autoddp.attempts.job_machine import NO_DDP
+from autoddp.attempts.job.machine import NO_DDP
 from autoddp.attempts.tune import Tuned
 from autoddp.commandline.mode import Mode
 from autoddp.commandline.options import Options

@@ -156,7 +156,7 @@ class Options:
         _DURATION,
         "5m",
     )
-    """Seconds. None: not given; see `attempts.deadline`."""
+    """Seconds. None: not given; see `attempts.job.deadline`."""
     diagnose_budget: float | None = _option(
         "time for finding out why a step is slow (a quarter of the time of the trials; 0: none)",
         "TIME",

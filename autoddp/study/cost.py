@@ -16,7 +16,7 @@ from autoddp.timing import Block
 from autoddp.timing.timeline import Timeline
 from autoddp.wire import BlockDone, Experiment, Start
 
-_ASSUMED = 30.0  # seconds that tuning may take in any case, see `attempts.deadline`
+_ASSUMED = 30.0  # seconds that tuning may take in any case, see `attempts.job.deadline`
 _BLOCKS = 16  # that one start of a short script has room for
 _FEWEST = 2  # steps of a block of a short script, and of a warm-up
 _MOST_AT_FIRST = 8  # the same, as long as the script may turn out to be short

@@ -121,7 +121,7 @@ class Measure(Message, frozen=True):
     """Steps at the end of the block, after all others, of which each rank records a `Timeline`."""
     start: Start = Start()
     missed: tuple[Entry, ...] = ()
-    """After another start: journal entries before this one that other nodes may lack; see `attempts.journal`."""
+    """After another start: journal entries before this one that other nodes may lack; see `attempts.job.journal`."""
 
 
 class BlockDone(Message, frozen=True):

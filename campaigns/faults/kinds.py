@@ -207,7 +207,7 @@ KINDS: dict[str, Kind] = {
     "kill all ranks": Kind(_kill(signal.SIGKILL)),
     "stop rank 1": Kind(_kill(signal.SIGSTOP, 1), moments=_STUCK_MOMENTS, options=_UNMEASURED),
     "stuck in import": Kind(
-        fault="stuck in import", moments=("before",), options=_UNMEASURED, says="--budget 50 s is over"
+        fault="stuck in import", moments=("before",), options=_UNMEASURED, says="the --budget of 50 s is over"
     ),
     "stuck in a collective": Kind(_set_off(1), "stuck in a collective", moments=_STUCK_MOMENTS, options=_UNMEASURED),
     "stuck in data loading": Kind(_set_off(1), "stuck in data loading", moments=_STUCK_MOMENTS, options=_UNMEASURED),

@@ -10,9 +10,8 @@ from typing import Any
 
 from fake_worker import facts
 
-from autoddp.attempts.deadline import Deadline
-from autoddp.attempts.hang_timeout import HangTimeout
-from autoddp.attempts.job_events import (
+from autoddp.attempts.job.deadline import Deadline
+from autoddp.attempts.job.events import (
     AttemptBegins,
     AttemptEnded,
     Closed,
@@ -28,8 +27,9 @@ from autoddp.attempts.job_events import (
     Tick,
     Worker,
 )
-from autoddp.attempts.job_machine import JobMachine, State
-from autoddp.attempts.journal import Journal
+from autoddp.attempts.job.hang_timeout import HangTimeout
+from autoddp.attempts.job.journal import Journal
+from autoddp.attempts.job.machine import JobMachine, State
 from autoddp.knobs import AS_WRITTEN, Configuration
 from autoddp.wire import VERSION, BlockDone, Finish, Goodbye, Hello, Measure, Message, Ready, StopTuning, Welcome
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
 
-from autoddp.attempts.live_job import LiveJob
+from autoddp.attempts.job.live_job import LiveJob
 from autoddp.knobs import BY_NAME
 from autoddp.wire import VERSION, BlockDone, Finish, Goodbye, Hello, JobFacts, Measure, Ready, Welcome, decode, encode
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from autoddp.attempts.deadline import Deadline
 from autoddp.attempts.isolating import Isolation
+from autoddp.attempts.job.deadline import Deadline
 from autoddp.attempts.limits import Written
 from autoddp.attempts.starts.one_start import OneStart
 from autoddp.attempts.starts.progress import StepsMade

@@ -10,8 +10,8 @@ import pytest
 from desk import VARIABLES, Desk
 from launchers import environment
 
-from autoddp.attempts.deadline import Deadline
-from autoddp.attempts.job_machine import State
+from autoddp.attempts.job.deadline import Deadline
+from autoddp.attempts.job.machine import State
 from autoddp.study import TuningOver
 
 ENDED = "the script ended with exit code 0"
@@ -42,7 +42,7 @@ def test_a_budget_counts_from_the_command() -> None:
     clock.now = 150.0
     assert (deadline.left, deadline.why_over) == (0.0, "")
     clock.now = 157.0
-    assert deadline.why_over == "--budget 1 min 0 s is over"
+    assert deadline.why_over == "the --budget of 1 min 0 s is over"
 
 
 def test_what_a_shell_has_done_before_the_command_does_not_count() -> None:
@@ -119,7 +119,7 @@ def test_a_script_that_does_not_start_ends_with_the_budget(tmp_path: Path) -> No
     desk.passes(1.0)
     assert desk.state is State.OVER
     assert isinstance(facts.exception(0), TuningOver)
-    assert desk.machine.why_over == "--budget 10 s is over"
+    assert desk.machine.why_over == "the --budget of 10 s is over"
 
 
 def test_a_budget_that_is_spent_on_starts_without_a_measurement_names_their_steps(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_budget_that_is_spent_on_starts_without_a_measurement_names_their_step
     assert desk.ended().result(0) is True
     desk.begins()
     desk.passes(12.0)
-    why = "no start of 8 steps was long enough for a measurement: --budget 10 s is over"
+    why = "no start of 8 steps was long enough for a measurement: the --budget of 10 s is over"
     assert str(block.exception(0)) == desk.machine.why_over == why
 
 

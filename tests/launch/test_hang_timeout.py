@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autoddp.attempts.hang_timeout import HangTimeout
+from autoddp.attempts.job.hang_timeout import HangTimeout
 from autoddp.codec import encode, replace
 from autoddp.wire import Heartbeat, Measure
 

@@ -18,7 +18,7 @@ from launchers import free_port
 from one_starts import one_start
 from torch.distributed import PrefixStore, TCPStore
 
-from autoddp.attempts.job_machine import NO_DDP
+from autoddp.attempts.job.machine import NO_DDP
 from autoddp.attempts.tune import Tuned, Tuning
 from autoddp.commandline.words import parse
 from autoddp.errors import HostLost

@@ -17,10 +17,10 @@ from desk import VARIABLES, Desk, Rank
 from fake_worker import FakeWorker, cost
 from launchers import whole
 
-from autoddp.attempts.job_events import Closed, Said
-from autoddp.attempts.job_machine import State
-from autoddp.attempts.journal import Journal
-from autoddp.attempts.live_job import LiveJob
+from autoddp.attempts.job.events import Closed, Said
+from autoddp.attempts.job.journal import Journal
+from autoddp.attempts.job.live_job import LiveJob
+from autoddp.attempts.job.machine import State
 from autoddp.knobs import AS_WRITTEN, Configuration
 from autoddp.study import TrialFailed, TuningOver
 from autoddp.wire import BlockDone, Goodbye, Measure, Welcome

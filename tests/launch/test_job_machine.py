@@ -13,8 +13,8 @@ from typing import Any, cast
 import pytest
 from desk import VARIABLES, Desk, Rank
 
-from autoddp.attempts.job_events import Closed, MeasureAsked, Said, TakenOver, Worker
-from autoddp.attempts.job_machine import TOO_SHORT, State
+from autoddp.attempts.job.events import Closed, MeasureAsked, Said, TakenOver, Worker
+from autoddp.attempts.job.machine import TOO_SHORT, State
 from autoddp.codec import decode
 from autoddp.knobs import Configuration
 from autoddp.processes import children

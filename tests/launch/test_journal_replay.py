@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 from fake_worker import FakeWorker, MainThread, cost
 
-from autoddp.attempts import live_job as server_module
-from autoddp.attempts.job_events import Closed, Said, StopAsked
-from autoddp.attempts.journal import Journal
-from autoddp.attempts.live_job import LiveJob, WorkerServer
+from autoddp.attempts.job import live_job as server_module
+from autoddp.attempts.job.events import Closed, Said, StopAsked
+from autoddp.attempts.job.journal import Journal
+from autoddp.attempts.job.live_job import LiveJob, WorkerServer
 from autoddp.attempts.tune import Tuned, _Answer
 from autoddp.codec import decode
 from autoddp.codec import encode as encode_text

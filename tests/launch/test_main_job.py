@@ -75,5 +75,5 @@ def test_a_script_that_is_too_short_ends_within_its_time_with_one_line(tmp_path)
     assert not list(launch.folder.glob("*.toml"))
     # Where a busy machine has not built the model within the budget, there is nothing to sum up.
     summed_up = list(launch.folder.glob(".autoddp/2*/summary.json"))
-    assert (summary(launch)["decision"]["why"] if summed_up else "--budget 5 s is over") in line
+    assert (summary(launch)["decision"]["why"] if summed_up else "the --budget of 5 s is over") in line
     assert (launch.folder / "rank0.pt").exists()

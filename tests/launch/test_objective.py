@@ -18,8 +18,8 @@ import pytest
 from launchers import AUTODDP, PATIENCE, SCRIPTS, Launch, start, wait_for, whole
 from one_starts import one_start
 
-from autoddp.attempts.deadline import Deadline
-from autoddp.attempts.live_job import WorkerServer
+from autoddp.attempts.job.deadline import Deadline
+from autoddp.attempts.job.live_job import WorkerServer
 from autoddp.attempts.starts import objective
 from autoddp.attempts.starts.objective import _settings
 from autoddp.attempts.starts.one_start import Seen, cost_of_all
@@ -498,7 +498,7 @@ def test_the_clock_of_the_host_that_leads_counts(leads: bool, tmp_path: Path) ->
         number=1,
     )
     assert start.is_over() is leads
-    assert start.tuning_over == ("--budget 1 min 0 s is over" if leads else "")
+    assert start.tuning_over == ("the --budget of 1 min 0 s is over" if leads else "")
 
 
 def test_a_failure_is_dated_by_the_clock_of_the_first_host(tmp_path: Path) -> None:

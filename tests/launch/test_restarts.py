@@ -10,8 +10,8 @@ import pytest
 from fake_worker import FakeWorker, MainThread
 
 from autoddp.attempts import restarts
-from autoddp.attempts.journal import Journal
-from autoddp.attempts.live_job import LiveJob
+from autoddp.attempts.job.journal import Journal
+from autoddp.attempts.job.live_job import LiveJob
 from autoddp.knobs import AS_WRITTEN, Configuration
 from autoddp.study import TrialFailed
 from autoddp.wire import Finish, Measure

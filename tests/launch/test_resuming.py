@@ -15,7 +15,7 @@ from launchers import BRIEF, SCRIPTS, start, wait_for, whole
 from test_tuned_hosts import rendezvous
 from test_tuned_scripts import summary
 
-from autoddp.attempts.journal import Journal
+from autoddp.attempts.job.journal import Journal
 from autoddp.attempts.resuming import _entries, changed_since, cut_off, job_now, study_begins, study_is_over
 from autoddp.attempts.starts.start_journal import MeasuredStart, Shown, ShownByHost, StartJournal, read_starts
 from autoddp.codec import encode

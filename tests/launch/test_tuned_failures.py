@@ -11,7 +11,7 @@ REASONS = {
     "raise": "rank 1: RuntimeError: planted: rank 1 cannot train with gradient_as_bucket_view",
     "hang": "hung: for 8 s every rank has waited for another one; rank",
 }
-SOONER = with_limits({"attempts.hang_timeout._LEAST": 8.0, **BRIEF_STUDY})
+SOONER = with_limits({"attempts.job.hang_timeout._LEAST": 8.0, **BRIEF_STUDY})
 """A launcher that takes a trial for hung after 8 s, not after 20."""
 
 

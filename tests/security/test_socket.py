@@ -17,9 +17,9 @@ import pytest
 from launchers import wait_for
 from other_user import as_another_user, needs_root
 
-from autoddp.attempts import live_job as module
-from autoddp.attempts.job_events import Closed, Said, StopAsked
-from autoddp.attempts.live_job import WorkerServer
+from autoddp.attempts.job import live_job as module
+from autoddp.attempts.job.events import Closed, Said, StopAsked
+from autoddp.attempts.job.live_job import WorkerServer
 from autoddp.wire import LARGEST, VERSION, Goodbye, Hello, StopTuning, decode, encode
 
 HELLO = encode(Hello(VERSION, 0, 0, 1, 0))

@@ -16,7 +16,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from autoddp.attempts.deadline import Deadline
+from autoddp.attempts.job.deadline import Deadline
 from autoddp.knobs import BY_NAME, Configuration, GradientError, Rung
 from autoddp.study import TuningOver
 from autoddp.study.space import Space
@@ -175,7 +175,7 @@ class SimulatedJob:
         return Start(len(self._ended), self._restart, WATCHED, min(self._ended, default=None), spent, limits)
 
     def _fit(self, warmup: int, steps: int, at_once: int, more: int, true: float) -> tuple[int, int]:
-        """Start the script again as often as it ends in these steps; they become fewer as in `attempts.job_machine`."""
+        """Start the script again as often as it ends in these steps; they become fewer as in `attempts.job.machine`."""
         assert self._length is not None
         for _ in range(3):
             length, needed = self._length(len(self._ended)), (warmup + steps) * at_once + more

@@ -238,13 +238,13 @@ def test_what_ends_a_further_round_of_the_headroom_leaves_an_answer(last: int) -
 
     def spoil(index: int, _configuration: Configuration) -> None:
         if index >= last:
-            raise TuningOver("--budget 3 min 0 s is over")
+            raise TuningOver("the --budget of 3 min 0 s is over")
 
     job = SimulatedJob(20000.0, latency=1e-5, copies=0.0, noise=0.2, seed=3, spoil=spoil)
     outcome = run(job, trials=6)
     assert [order.reduce for order in job.asked] == [True, *(bool(number % 2) for number in range(last))]
     assert len(outcome.baseline.blocks) == (last - 1) // 2
-    assert outcome.ended == "--budget 3 min 0 s is over"
+    assert outcome.ended == "the --budget of 3 min 0 s is over"
     assert outcome.decision.is_open
     assert outcome.decision.why.startswith("there was no time for a trial: your settings stay; headroom up to ")
     assert outcome.decision.why.endswith("m would decide it")

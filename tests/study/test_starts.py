@@ -120,7 +120,7 @@ def test_time_that_is_over_ends_it_with_an_answer(after: int) -> None:
 
     def over(number: int, _configuration: Configuration) -> None:
         if number > after:
-            raise TuningOver("--budget 10s is over")
+            raise TuningOver("the --budget of 10s is over")
 
     starts.at = over
     outcome = run(starts, ONE)

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from autoddp.attempts.hang_timeout import HangTimeout
+from autoddp.attempts.job.hang_timeout import HangTimeout
 from autoddp.worker.observe.collectives import collectives
 from autoddp.worker.process import heartbeat
 

@@ -18,9 +18,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from autoddp.attempts.deadline import Deadline
+from autoddp.attempts.job.deadline import Deadline
+from autoddp.attempts.job.live_job import WorkerServer
 from autoddp.attempts.limits import Written
-from autoddp.attempts.live_job import WorkerServer
 from autoddp.attempts.preparation import await_ports
 from autoddp.attempts.resuming import CutOff, starts_cut_off, study_begins, study_is_over
 from autoddp.attempts.starts.one_start import OneStart, Seen, cost_of_all

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from autoddp.attempts.deadline import Deadline
-from autoddp.attempts.job_events import Closed, Said, StopAsked, Worker
+from autoddp.attempts.job.deadline import Deadline
+from autoddp.attempts.job.events import Closed, Said, StopAsked, Worker
 from autoddp.attempts.limits import Written
 from autoddp.attempts.starts.progress import FirstStart, Progress, StepsMade, Unusable, is_reached
 from autoddp.attempts.starts.start_journal import ShownByHost

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autoddp.attempts.journal import Lines
+from autoddp.attempts.job.journal import Lines
 from autoddp.codec import decode, encode, replace
 from autoddp.knobs import Configuration
 from autoddp.study import TrialFailed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from autoddp.attempts.job_events import AttemptEnded, Worker
+from autoddp.attempts.job.events import AttemptEnded, Worker
 from autoddp.wire import AS_IT_IS, Measure
 
 

@@ -1,6 +1,6 @@
 """The running tuning job as the study and the main thread use it: each request becomes an event in one queue.
 
-One thread takes the events and runs the state machine of `job_machine`, which alone writes the job's state. The study's
+One thread takes the events and runs the state machine (`machine`), which alone writes the job's state. The study's
 thread and the main thread put an event and wait for its reply; the threads of the workers' socket only put events.
 
 The socket is in a folder that only this user can enter, and the kernel says of each peer which user it is. Whatever
@@ -23,9 +23,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TypeVar
 
-from autoddp.attempts.deadline import Deadline
-from autoddp.attempts.hang_timeout import HangTimeout
-from autoddp.attempts.job_events import (
+from autoddp.attempts.job.deadline import Deadline
+from autoddp.attempts.job.events import (
     AttemptBegins,
     AttemptEnded,
     Closed,
@@ -43,8 +42,9 @@ from autoddp.attempts.job_events import (
     Worker,
     shut_down,
 )
-from autoddp.attempts.job_machine import JobMachine
-from autoddp.attempts.journal import Journal
+from autoddp.attempts.job.hang_timeout import HangTimeout
+from autoddp.attempts.job.journal import Journal
+from autoddp.attempts.job.machine import JobMachine
 from autoddp.knobs import Configuration
 from autoddp.log import get_logger
 from autoddp.recipe import merged
@@ -121,7 +121,7 @@ class LiveJob:
                     reply.set_exception(error)
 
     def _ask(self, event: Event, reply: Future[T]) -> T:
-        """Put an event and wait for its reply, which always comes: see `job_machine`."""
+        """Put an event and wait for its reply, which always comes: see `machine`."""
         assert self._owner.is_alive(), "closed"
         self._events.put(event)
         return reply.result()

@@ -1,6 +1,6 @@
 """What can happen to a job that is being tuned, one class an event, and the workers that it happens to.
 
-Whoever asks for something puts an event with a `reply`, and waits at it. `job_machine` decides what follows.
+Whoever asks for something puts an event with a `reply`, and waits at it. `machine` decides what follows.
 """
 
 from __future__ import annotations

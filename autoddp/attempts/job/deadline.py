@@ -93,7 +93,7 @@ class Deadline:
         if self.at_most is None or self.at_most > 0:
             return ""
         if self._budget is not None:
-            return self._why_budget_is_over or f"--budget {duration(self._budget)} is over"
+            return self._why_budget_is_over or f"the --budget of {duration(self._budget)} is over"
         took = f"tuning has taken {duration(self._seconds)}"
         if self._seconds < _UNASKED:
             how = f"and a start of the script no longer: {self._how_script_ended}"

@@ -75,10 +75,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from enum import Enum
 
-from autoddp.attempts.attempt_record import AttemptRecord, changed_by
-from autoddp.attempts.deadline import Deadline
-from autoddp.attempts.hang_timeout import HangTimeout
-from autoddp.attempts.job_events import (
+from autoddp.attempts.job.attempt_record import AttemptRecord, changed_by
+from autoddp.attempts.job.deadline import Deadline
+from autoddp.attempts.job.events import (
     AttemptBegins,
     AttemptEnded,
     Closed,
@@ -96,9 +95,10 @@ from autoddp.attempts.job_events import (
     Tick,
     Worker,
 )
-from autoddp.attempts.journal import Journal
-from autoddp.attempts.own_faults import OwnFaults
-from autoddp.attempts.restarts import Starts
+from autoddp.attempts.job.hang_timeout import HangTimeout
+from autoddp.attempts.job.journal import Journal
+from autoddp.attempts.job.own_faults import OwnFaults
+from autoddp.attempts.job.restarts import Starts
 from autoddp.codec import replace
 from autoddp.hosts.together import ENDED_THERE
 from autoddp.study import INTERRUPTED, TrialFailed, TuningOver
