@@ -20,6 +20,7 @@ from autoddp.topology.nvidia.smi_texts import read_gpu_list, read_p2p_status
 from autoddp.topology.probe import machine, node_of_matrix, probe
 from autoddp.topology.rdma.ports import RdmaPort
 from autoddp.topology.rdma.texts import read_rdma_ports
+from autoddp.topology.system.machine import cgroup_cpus, cgroup_memory, free_memory
 from autoddp.topology.tool_outputs import SOURCES, node_of
 
 MATRIX = """\
@@ -127,6 +128,50 @@ def test_a_copy_of_another_machines_sysfs(tmp_path: Path) -> None:
     assert [(port.device, port.active, port.rate_gbps) for port in node.rdma] == [("mlx5_0", True, 400.0)]
     assert (node.cpu.vendor, node.cpu.model) == ("GenuineIntel", "Xeon")
     assert network_of(node) == "InfiniBand 1 x 400 Gbit/s"
+
+
+NO_LIMIT = f"{2**63 - 4096}\n"
+OF_A_STEP = "slurm/uid_1000/job_7/step_0"
+
+
+@pytest.mark.parametrize(
+    ("rows", "job"),
+    [
+        (f"9:memory:/{OF_A_STEP}\n4:cpu,cpuacct:/{OF_A_STEP}\n1:name=systemd:/\n0::/\n", "slurm/uid_1000/job_7/"),
+        # A container sees the host's path, and its own cgroup at the top.
+        ("9:memory:/docker/0f1e\n4:cpu,cpuacct:/docker/0f1e\n", ""),
+        ("", ""),
+    ],
+)
+def test_limits_of_a_cgroup_of_version_1(tmp_path: Path, rows: str, job: str) -> None:
+    """Slurm has one below the top for each job, and for each step: what the job may take holds for its steps."""
+    files = {"proc/self/cgroup": rows}
+    for folder in dict.fromkeys(("", job, f"{OF_A_STEP}/")):
+        is_jobs = folder == job
+        files |= {
+            f"sys/fs/cgroup/memory/{folder}memory.limit_in_bytes": f"{2**29}\n" if is_jobs else NO_LIMIT,
+            f"sys/fs/cgroup/memory/{folder}memory.usage_in_bytes": f"{2**28}\n",
+            f"sys/fs/cgroup/memory/{folder}memory.stat": "cache 4096\ntotal_inactive_file 4096\n",
+            f"sys/fs/cgroup/cpu/{folder}cpu.cfs_quota_us": "350000\n" if is_jobs else "-1\n",
+            f"sys/fs/cgroup/cpu/{folder}cpu.cfs_period_us": "100000\n",
+        }
+    root = put(tmp_path, files)
+    assert (cgroup_cpus(root), cgroup_memory(root)) == (3.5, 2**29)
+    assert free_memory(root) == 2**28 + 4096
+
+
+def test_limits_of_a_cgroup_of_version_2(tmp_path: Path) -> None:
+    root = put(
+        tmp_path,
+        {
+            "proc/self/cgroup": "0::/system.slice/slurmstepd.scope/job_7/step_0\n",
+            "sys/fs/cgroup/system.slice/slurmstepd.scope/job_7/memory.max": f"{2**29}\n",
+            "sys/fs/cgroup/system.slice/slurmstepd.scope/job_7/memory.current": f"{2**28}\n",
+            "sys/fs/cgroup/system.slice/slurmstepd.scope/job_7/step_0/memory.max": "max\n",
+            "sys/fs/cgroup/system.slice/cpu.max": "200000 100000\n",
+        },
+    )
+    assert (cgroup_cpus(root), cgroup_memory(root), free_memory(root)) == (2.0, 2**29, 2**28)
 
 
 def test_no_source_denies_what_another_one_tells(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def limits() -> Limits:
         shm_bytes=_size_of(Path("/dev/shm")),
         memlock_bytes=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
         cgroup_cpus=cgroup_cpus(),
-        cgroup_memory_bytes=_cgroup_memory(),
+        cgroup_memory_bytes=cgroup_memory(),
         container=in_container(),
     )
 
@@ -87,43 +87,50 @@ def _size_of(folder: Path) -> int | None:
     return found.f_frsize * found.f_blocks
 
 
-def _cgroup_folders() -> list[Path]:
-    """The folders of this process's cgroup (version 2) and of those above it: a limit of any of them holds."""
-    lines = (word(Path("/proc/self/cgroup")) or "").splitlines()
-    path = next((line[3:] for line in lines if line.startswith("0::")), "/")
-    place = Path("/sys/fs/cgroup") / path.lstrip("/")
-    return [place, *(parent for parent in place.parents if parent.is_relative_to("/sys/fs/cgroup"))]
+def _cgroup_folders(root: Path, controller: str = "") -> list[Path]:
+    """The folders of this process's cgroup and of those above it: a limit of any of them holds.
+
+    `controller`: that of version 1, where each has a hierarchy of its own; "" for version 2.
+    """
+    top = root / "sys/fs/cgroup" / controller
+    rows = [line.split(":", 2) for line in (word(root / "proc/self/cgroup") or "").splitlines()]
+    path = next((row[2] for row in rows if len(row) == 3 and controller in row[1].split(",")), "/")
+    # A container may see the host's path, and has its own cgroup at the top: then the folders below that are not there.
+    place = top / path.lstrip("/")
+    return [place, *(parent for parent in place.parents if parent.is_relative_to(top))]
 
 
-def cgroup_cpus() -> float | None:
+def cgroup_cpus(root: Path = _ROOT) -> float | None:
     """Cores that the cgroup of this process may keep busy at a time, as of a container with --cpus; None for all."""
     found = []
-    for folder in _cgroup_folders():
+    for folder in _cgroup_folders(root):
         words = (word(folder / "cpu.max") or "").split()
         if len(words) == 2 and words[0] != "max":
             found.append(int(words[0]) / int(words[1]))
-    quota, period = (number(Path(f"/sys/fs/cgroup/cpu/cpu.cfs_{name}_us")) for name in ("quota", "period"))
-    if quota is not None and period is not None and quota > 0 and period > 0:
-        found.append(quota / period)
+    for folder in _cgroup_folders(root, "cpu"):
+        quota, period = (number(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
+        if quota is not None and period is not None and quota > 0 and period > 0:
+            found.append(quota / period)
     return min(found, default=None)
 
 
-def _cgroup_memory() -> int | None:
-    found = [number(folder / "memory.max") for folder in _cgroup_folders()]
-    found.append(number(Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")))
+def cgroup_memory(root: Path = _ROOT) -> int | None:
+    """Bytes that the processes of this process's cgroup may take together; None for all."""
+    found = [number(folder / "memory.max") for folder in _cgroup_folders(root)]
+    found += [number(folder / "memory.limit_in_bytes") for folder in _cgroup_folders(root, "memory")]
     # Version 1 writes "no limit" as the largest number of pages.
     return min((limit for limit in found if limit is not None and limit < 2**60), default=None)
 
 
-def free_memory() -> int:
+def free_memory(root: Path = _ROOT) -> int:
     """Bytes that the processes of this host, and those of this process's cgroup, may still take."""
     import psutil
 
     found = [int(psutil.virtual_memory().available)]
-    for folder in _cgroup_folders():
+    for folder in _cgroup_folders(root):
         found += _free_in(folder, "memory.max", "memory.current", "inactive_file")
-    folder = Path("/sys/fs/cgroup/memory")
-    found += _free_in(folder, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+    for folder in _cgroup_folders(root, "memory"):
+        found += _free_in(folder, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
     return min(found)
 
 
