@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autoddp.codec import decode, encode
-from autoddp.cpus import usable_cpus
 from autoddp.diagnose.collectives import (
     SILENCE,
     CommunicationDiagnosis,
@@ -27,6 +26,7 @@ from autoddp.diagnose.collectives import (
 from autoddp.files import append
 from autoddp.processes.polling import polls
 from autoddp.processes.silence import awaiting
+from autoddp.topology import usable_cores
 from autoddp.torchrun.surroundings import for_own_workers
 from autoddp.units import duration
 from autoddp.wire.recorded_calls import TRIAL, WATCH
@@ -152,7 +152,7 @@ class Enough:
 
     def _try_fewer_threads(self) -> None:
         recording, now = recorded(self.folder), time.perf_counter()
-        trial = planned(recording, usable_cpus(), now)
+        trial = planned(recording, usable_cores(), now)
         if trial is not None:
             new = self.folder / f"{TRIAL}.new"
             new.write_text(encode(trial), encoding="utf-8")
@@ -194,7 +194,7 @@ def diagnosed(
         return replayed(Replay(programs, ranks, threads, backend, min(budget, left)), place, environment, over)
 
     last = max((call.began for one in recording.processes for call in one.calls), default=until)
-    return examined(recording, usable_cpus(), replay, say, rates, still=until - last)
+    return examined(recording, usable_cores(), replay, say, rates, still=until - last)
 
 
 def replayed(plan: Replay, place: Path, environment: Mapping[str, str], over: Callable[[], str]) -> Replayed | str:

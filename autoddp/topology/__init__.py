@@ -5,7 +5,7 @@ from autoddp.topology.fingerprint import Fingerprint, fingerprint
 from autoddp.topology.nvidia.nvml import GpuClock, read_gpu_clock
 from autoddp.topology.rdma.ports import RdmaPort
 from autoddp.topology.system.interfaces import interfaces
-from autoddp.topology.system.machine import cgroup_cpus, cpus, free_memory, numa_nodes, own_memory
+from autoddp.topology.system.machine import cpus, free_memory, numa_nodes, own_memory, usable_cores
 from autoddp.topology.verdict import Verdict, verdicts
 
 __all__ = [
@@ -18,7 +18,6 @@ __all__ = [
     "NumaNode",
     "RdmaPort",
     "Verdict",
-    "cgroup_cpus",
     "cpus",
     "fingerprint",
     "free_memory",
@@ -27,5 +26,6 @@ __all__ = [
     "own_memory",
     "read_gpu_clock",
     "switches",
+    "usable_cores",
     "verdicts",
 ]

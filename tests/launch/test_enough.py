@@ -9,6 +9,7 @@ import pytest
 from autoddp.attempts import communication
 from autoddp.diagnose.collectives.recording import Call, Group, Look, Place, Process, Recording, Sums
 from autoddp.diagnose.collectives.steps import Steps
+from autoddp.topology.system import machine
 from autoddp.wire.recorded_calls import ThreadsTrial
 from autoddp.wire.replayed_calls import Replay
 
@@ -25,6 +26,21 @@ def test_a_trial_of_fewer_threads_comes_to_its_end(tmp_path: Path, monkeypatch: 
         assert now < 60.0
     # The fourth look with new calls is at 11.0; the trial begins 1.5 seconds later, and takes 12.
     assert 24.5 <= now <= 30.0
+
+
+def test_a_container_has_no_more_cores_than_its_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may show all CPUs of the host: then its ranks have more threads than cores, though not more than CPUs."""
+    now, cores = 0.0, []
+    monkeypatch.setattr(machine, "usable_cpus", lambda: 64)
+    monkeypatch.setattr(machine, "cgroup_cpus", lambda _root: 3.0)
+    monkeypatch.setattr(communication, "calls_made", lambda _folder: (int(2 * now),))
+    monkeypatch.setattr(communication, "recorded", lambda _folder: Recording())
+    monkeypatch.setattr(communication, "planned", lambda _recording, of_ranks, _at: cores.append(of_ranks))
+    enough = communication.Enough(tmp_path, clock=lambda: now)
+    while not cores and now < 60.0:
+        enough()
+        now += 0.5
+    assert cores == [3]
 
 
 @pytest.mark.parametrize(

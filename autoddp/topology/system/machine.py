@@ -114,6 +114,12 @@ def cgroup_cpus(root: Path = _ROOT) -> float | None:
     return min(found, default=None)
 
 
+def usable_cores(root: Path = _ROOT) -> int:
+    """CPU cores that the ranks of this host can keep busy: a container may show all, and have a part of their time."""
+    quota = cgroup_cpus(root)
+    return usable_cpus() if quota is None else max(1, min(usable_cpus(), int(quota)))
+
+
 def cgroup_memory(root: Path = _ROOT) -> int | None:
     """Bytes that the processes of this process's cgroup may take together; None for all."""
     found = [number(folder / "memory.max") for folder in _cgroup_folders(root)]

@@ -21,7 +21,7 @@ from autoddp.knobs.ddp_arguments import ALSO_STATIC, BROADCAST_BUFFERS, FIND_UNU
 from autoddp.knobs.env import NodeAndJob, start_settings
 from autoddp.knobs.micro_batches import ACCUMULATE_STEPS
 from autoddp.recipe.match import AND
-from autoddp.topology import Fingerprint, cgroup_cpus, fingerprint, free_memory
+from autoddp.topology import Fingerprint, fingerprint, free_memory, usable_cores
 from autoddp.topology.nccl.conf import nccl_conf
 from autoddp.topology.nccl.tuner import nccl_tuner
 from autoddp.topology.probe import probe
@@ -67,7 +67,7 @@ def gather_facts(
     # A few streams of TCP do not fill the fastest devices, however good they are.
     tcp = min(machine.tcp_gbps, _MOST_OF_TCP[backend])
     promised = (backend == "nccl" and machine.rdma_gbps) or tcp if looks else None
-    here = [machine.links, machine.network, promised, (_cores(), local), _versions(backend)]
+    here = [machine.links, machine.network, promised, (usable_cores(), local), _versions(backend)]
     mine = [name_of(device), plain(observed), *free, *here, sorted(AVAILABLE_ARGUMENTS)]
     has_room = looks and device.type == "cpu" and free_memory() > local * peak_memory()
     starts = None
@@ -80,12 +80,6 @@ def gather_facts(
     told = ranks.broadcast(Ready(facts) if facts else None)
     assert isinstance(told, Ready)
     return told.facts
-
-
-def _cores() -> int:
-    """CPU cores that the ranks of this host can keep busy: a container may show all, and have a part of their time."""
-    quota = cgroup_cpus()
-    return usable_cpus() if quota is None else max(1, min(usable_cpus(), int(quota)))
 
 
 def _versions(backend: str) -> tuple[str, str, str]:
