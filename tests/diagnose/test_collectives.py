@@ -364,6 +364,24 @@ def test_the_lines_to_change_take_parameters() -> None:
     assert all(torch.equal(one, torch.ones_like(one)) and one.grad_fn is None for one in tensors)
 
 
+@pytest.mark.parametrize(("what", "method"), [("all_reduce", "allreduce"), ("reduce_scatter", "reduce_scatter")])
+def test_the_lines_to_change_take_no_result_before_it_is_there(what: str, method: str) -> None:
+    """Who starts all calls and waits for them later would take the pieces of a sum that is still being made."""
+    calls, now = [], 1.0
+    for number in range(0, 120, 3):
+        for nth in range(3):
+            began = now + nth * 1e-5
+            waits = now + 3e-5 + nth * 1e-5
+            of_line = place(10 + nth, what, method)
+            calls.append(Call(of_line, number + nth, 400, began, began + 5e-6, waits, waits + 5e-6, is_blocking=False))
+        now += 5e-3
+    recording = Recording((process(0, calls), process(1, calls)))
+    steps = steps_of(recording)
+    (found,) = CAUSES["small_collectives"].suspect(Job(recording, steps, [], script_of(recording, steps), 2))
+    starts, waits_there = found.fix.index(f"work = dist.{what}("), found.fix.index("work.wait(); ")
+    assert starts < waits_there < found.fix.index("for t, piece" if what == "all_reduce" else "got.split(")
+
+
 @pytest.mark.parametrize(
     ("what", "method"), [("all_to_all_single", "alltoall_base"), ("reduce_scatter", "reduce_scatter")]
 )

@@ -39,10 +39,11 @@ class SmallCollectives(Cause):
         # A line is known with the dtype and the operation of its first call: a loop, or a helper, may have several.
         roots = {one.act.root for of_it in made.values() for one in of_it}
         kinds = "dtype, operation and root" if len(roots) > 1 else "dtype and operation"
+        waits = all(one.act.waits for line in (lines[0], *together) for one in made[line])
         fix = (
             f"{' and of those of '.join([f'{lines[0]}: make one call of them', *together])}, one for each {kinds}, "
             "where none is computed from the result of another: "
-            f"{_one_call(what)}"
+            f"{_one_call(what, waits)}"
         )
         if apart:
             fix += f"; do the same at {' and at '.join(apart)}"
@@ -59,8 +60,12 @@ class SmallCollectives(Cause):
         )
 
 
-def _one_call(what: str) -> str:
-    """The call of all bytes, and how each tensor gets its part of the result."""
+def _one_call(what: str, waits: bool) -> str:
+    """The call of all bytes, and how each tensor gets its part of the result.
+
+    `waits`: whether the calls are over when they return. Else the result is there only behind a wait.
+    """
+    work, wait = ("", "") if waits else ("work = ", "where the script waits for them now, work.wait(); ")
     flat = "flat = torch.cat([t.detach().reshape(-1) for t in tensors]); "
     if "all_to_all" in what or "reduce_scatter" in what:
         found = (
@@ -70,8 +75,9 @@ def _one_call(what: str) -> str:
         if "all_to_all" in what:
             call = "got = torch.empty_like(rows); dist.all_to_all_single(got, rows, group=group); "
             return f"{found}{call}got.split([t.numel() // n for t in tensors], 1) are the results"
-        call = "got = torch.empty_like(rows[0]); dist.reduce_scatter(got, list(rows), …) with its other arguments; "
-        return f"{found}{call}got.split([t.numel() // n for t in tensors]) are the results"
+        empty = "got = torch.empty_like(rows[0]); "
+        call = f"{work}dist.reduce_scatter(got, list(rows), …) with its other arguments; {wait}"
+        return f"{found}{empty}{call}got.split([t.numel() // n for t in tensors]) are the results"
     if "gather" in what:
         return (
             f"{flat}everyone = [torch.empty_like(flat) for _ in range(dist.get_world_size(group))]; "
@@ -79,7 +85,7 @@ def _one_call(what: str) -> str:
             "everyone[r].split([t.numel() for t in tensors]) are the pieces of rank r"
         )
     return (
-        f"{flat}dist.{what}(flat, …) with the other arguments that it has now; "
+        f"{flat}{work}dist.{what}(flat, …) with the other arguments that it has now; {wait}"
         "for t, piece in zip(tensors, flat.split([t.numel() for t in tensors])): "
         "t.detach().copy_(piece.view_as(t))"
     )
