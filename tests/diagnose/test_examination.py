@@ -217,6 +217,7 @@ def test_small_batches_cost_what_steps_without_reduction_save() -> None:
     assert first.seconds == pytest.approx(3e-3, rel=0.15)
     assert not others
     assert found.verdict[0].startswith("small_batch costs 3")
+    assert "another training" in found.verdict[0]
 
 
 @pytest.mark.parametrize(("stage", "cause"), [("forward", "straggler"), ("other", "rank0_work")])
@@ -295,6 +296,7 @@ def test_the_fix_of_a_late_epoch_is_for_the_workers_that_it_has() -> None:
     ]
     assert ["persistent_workers=True" in fix for fix in fixes] == [True, False, False]
     assert ["longer" in fix for fix in fixes] == [False, True, True]
+    assert ["scheduler" in fix for fix in fixes] == [False, True, True], "who steps it once an epoch trains otherwise"
 
 
 def test_a_rank_that_does_more_between_two_steps_is_told_that_too() -> None:

@@ -10,13 +10,14 @@ from autoddp.diagnose.evidence import Evidence
 from autoddp.diagnose.signs import KEPT_BY_WORKERS
 
 _WITH_WORKERS = f"DataLoader(persistent_workers=True): its workers stay for the next epoch; {KEPT_BY_WORKERS}"
+_SELDOM = "what comes once an epoch, such as a scheduler's step or an evaluation, then comes as many times less often"
 _WITHOUT_WORKERS = (
     "do once before training what the sampler and the data set do at the start of each epoch; or make epochs "
-    "longer: let the sampler go through the data several times"
+    f"longer: let the sampler go through the data several times; {_SELDOM}"
 )
 _WITH_LASTING_WORKERS = (
     "make epochs longer, because workers load no batch of the next epoch before it begins: let the sampler go "
-    "through the data several times"
+    f"through the data several times; {_SELDOM}"
 )
 
 

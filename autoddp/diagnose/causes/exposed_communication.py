@@ -16,7 +16,7 @@ _FIX = (
 )
 _FIX_OF_TUNED = (
     "beyond the settings that this run has tried, use a faster network, more work between two reductions (a larger "
-    "batch), or hooks that send fewer bytes (--allow lossy)"
+    "batch, which is another training), or hooks that send fewer bytes (--allow lossy)"
 )
 _OF_LATE_RANKS = (
     "find what makes the ranks late by turns (a file lock, a disk or cores that they share, batches of different "

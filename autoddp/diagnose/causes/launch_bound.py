@@ -16,7 +16,7 @@ from autoddp.units import milliseconds
 _QUEUED = 0.1  # of a step's computing, for which the device is behind the script: if it is less, it waits for work
 _FIX = (
     "launch fewer kernels: torch.compile (mode='reduce-overhead' replays them as CUDA graphs), fused=True for the "
-    "optimizer, a larger batch; autoddp tries CUDA graphs with --cuda-graphs"
+    "optimizer, a larger batch (another training); autoddp tries CUDA graphs with --cuda-graphs"
 )
 
 

@@ -10,7 +10,10 @@ from autoddp.diagnose.evidence import Evidence
 from autoddp.diagnose.signs import TINY_MIB
 from autoddp.units import data_size, milliseconds
 
-_FIX = "a larger batch per rank, or fewer ranks; --accumulate-up-to N lets autoddp reduce once in N steps"
+_FIX = (
+    "a larger batch per rank, fewer ranks, or --accumulate-up-to N, with which autoddp reduces once in N steps: each "
+    "of them is another training"
+)
 
 
 class SmallBatch(Cause):
