@@ -50,6 +50,11 @@ def _of_the_library(node: Node) -> Iterator[Point]:
     version, expected = node.versions.get("nccl", ""), "an NCCL beside torch, because gradients on GPUs travel by it"
     if version and node.gpus:
         yield Point("NCCL", "good", f"version {version}", expected)
+    elif node.gpus and (torch := node.versions.get("torch", "")) and not torch.endswith("+cpu"):
+        # NVIDIA's containers and conda bring it as a library of the system, and some builds have it within torch.
+        found = f"no package has it; torch {torch} may have one of its own"
+        tells = "python -c 'import torch; print(torch.cuda.nccl.version())' tells"
+        yield Point("NCCL", "not looked at", found, expected, tells)
     elif node.gpus and node.versions:
         yield Point("NCCL", "mend", "none", expected, "install the build of torch that is made for CUDA or ROCm")
     elif node.gpus:

@@ -94,6 +94,14 @@ def test_what_is_wrong_is_to_be_mended_and_nothing_else(name: str) -> None:
     assert do in found[what].do
 
 
+@pytest.mark.parametrize("torch", ["2.6.0a0+ecf3bae40a.nv25.01", "2.7.0+cu128"])
+def test_an_nccl_that_is_no_package_is_not_denied(torch: str) -> None:
+    """NVIDIA's containers have it as a library of the system, and torch's builds for Grace had it in themselves."""
+    found = points(replace(GOOD, versions={"torch": torch}), {})["NCCL"]
+    assert (found.state, torch in found.found) == ("not looked at", True)
+    assert "torch.cuda.nccl.version()" in found.do
+
+
 def test_the_right_address_is_good() -> None:
     node = replace(GOOD, rdma=ON_ETHERNET, gids=ROUTABLE)
     assert points(node, {"NCCL_IB_GID_INDEX": "3"})["NCCL_IB_GID_INDEX"].state == "good"
