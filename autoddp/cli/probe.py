@@ -13,6 +13,7 @@ from autoddp.files import read_at_most
 from autoddp.log import show_json
 from autoddp.topology import Node, verdicts
 from autoddp.topology.checklist import checklist
+from autoddp.topology.nccl.conf import as_nccl_sees
 from autoddp.topology.tool_outputs import SOURCES, Output, node_of
 from autoddp.topology.wrappers import decoded, rejoined, unwrapped
 
@@ -44,7 +45,7 @@ def run(arguments: list[str]) -> int:
 
 def _show_node(node: Node, options: argparse.Namespace) -> int:
     found = verdicts(node)
-    points = checklist(node, os.environ) if options.checklist else []
+    points = checklist(node, as_nccl_sees(os.environ)) if options.checklist else []
     if options.svg:
         _write_svg(options.svg, node)
     if options.json:

@@ -32,7 +32,7 @@ from autoddp.network.interface_probe import Door, Listener, send_rate, tried
 from autoddp.network.own_network import VARIABLES, Network
 from autoddp.processes.polling import Asked
 from autoddp.topology import interfaces
-from autoddp.topology.nccl.conf import nccl_conf
+from autoddp.topology.nccl.conf import as_nccl_sees, nccl_conf
 from autoddp.topology.nccl.interface_names import GLOO, LOOPBACK, NCCL, absent, named, preferred
 from autoddp.topology.rdma.ports import rdma_settings
 from autoddp.topology.rdma.sysfs import sysfs_rdma
@@ -98,7 +98,7 @@ def places_here(local_addr: str | None, has_gpus: bool, environment: Mapping[str
     """The addresses of this host."""
     environment = os.environ if environment is None else environment
     if has_gpus:
-        environment = {**nccl_conf(environment), **environment}
+        environment = as_nccl_sees(environment)
     nics = [nic for nic in interfaces() if nic.addresses]
     addresses = {nic.name: nic.addresses[0] for nic in nics}
     if any(name == LOOPBACK for _, name in socket.if_nameindex()):

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from autoddp.topology.facts import P2P_REFUSED, UNTOLD, Gpu, GpuPair, Node, fastest
+from autoddp.topology.nccl.conf import as_nccl_sees
 from autoddp.topology.rdma.ports import RdmaPort
 from autoddp.topology.text import some
 
@@ -91,13 +92,17 @@ class Verdict:
         return f"expected {self.low:.3g}-{self.high:.3g} GB/s"
 
 
-def verdicts(node: Node, environment: Mapping[str, str] = os.environ) -> tuple[Verdict, ...]:
-    """One for each pair of GPUs, then one for the connection to another node like this one."""
+def verdicts(node: Node, environment: Mapping[str, str] | None = None) -> tuple[Verdict, ...]:
+    """One for each pair of GPUs, then one for the connection to another node like this one.
+
+    `environment`: NCCL's variables; None for those of this process and of NCCL's files.
+    """
+    environment = as_nccl_sees(os.environ) if environment is None else environment
     pairs = (node.pair(a.index, b.index) for a, b in combinations(node.gpus, 2))
     return (*(between_gpus(node, pair, environment) for pair in pairs), between_nodes(node))
 
 
-def between_gpus(node: Node, pair: GpuPair, environment: Mapping[str, str] = os.environ) -> Verdict:
+def between_gpus(node: Node, pair: GpuPair, environment: Mapping[str, str]) -> Verdict:
     """The transport that NCCL takes between two GPUs of this node."""
     name = f"GPU{pair.a}-GPU{pair.b}"
     gpus = [gpu for gpu in node.gpus if gpu.index in (pair.a, pair.b)]

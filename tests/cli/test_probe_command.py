@@ -71,6 +71,17 @@ def test_the_checklist_fits_a_terminal(capsys: pytest.CaptureFixture[str]) -> No
     assert sum(line.startswith("  found ") for line in lines) == sum(not line.startswith(" ") for line in lines)
 
 
+def test_the_checklist_has_what_nccls_files_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "nccl.conf").write_text("NCCL_ALGO=Ring\n")
+    monkeypatch.delenv("NCCL_ALGO", raising=False)
+    monkeypatch.setenv("NCCL_CONF_FILE", str(tmp_path / "nccl.conf"))
+    assert run(["--checklist", "--json"]) == 0
+    found = {point["what"]: point["found"] for point in json.loads(capsys.readouterr().out)["checklist"]}
+    assert found["NCCL_ALGO"] == "Ring"
+
+
 def test_the_checklist_of_another_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--checklist", "--json", "--sysfs", str(DATA / "rdma" / "sysfs_infiniband_h100_dgxlike")]) == 0
     points = {point["what"]: point for point in json.loads(capsys.readouterr().out)["checklist"]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -55,6 +56,16 @@ def test_peer_access_ends_where_nccl_ends_it(
 ) -> None:
     node = two(GpuPair(0, 1, relation, p2p="OK"), cpu)
     assert between_gpus(node, node.pair(0, 1), environment).transport == transport
+
+
+def test_what_nccl_reads_from_its_files_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = two(GpuPair(0, 1, "PIX", p2p="OK"))
+    (tmp_path / "nccl.conf").write_text("NCCL_P2P_DISABLE=1\n")
+    monkeypatch.delenv("NCCL_P2P_DISABLE", raising=False)
+    monkeypatch.setenv("NCCL_CONF_FILE", str(tmp_path / "nccl.conf"))
+    assert verdicts(node)[0].transport == "SHM"
+    monkeypatch.setenv("NCCL_P2P_DISABLE", "0")  # the environment goes before the file
+    assert verdicts(node)[0].transport == "P2P/PCIe"
 
 
 def test_across_sockets_without_peer_access() -> None:

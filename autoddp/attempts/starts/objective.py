@@ -49,7 +49,7 @@ from autoddp.runs.rank_logs import LogKeeper
 from autoddp.settings import Objective
 from autoddp.study import INTERRUPTED, StartStudy, TrialFailed, TuningOver
 from autoddp.topology import fingerprint, free_memory
-from autoddp.topology.nccl.conf import nccl_conf
+from autoddp.topology.nccl.conf import as_nccl_sees
 from autoddp.topology.nccl.tuner import nccl_tuner
 from autoddp.topology.probe import probe
 from autoddp.topology.system.machine import usable_nodes
@@ -336,7 +336,7 @@ class ObjectiveTuning(Tuning):
         assert self._first is not None
         has_room = free_memory() > self._first.memory
         faults = has_room * self._first.in_page_faults
-        environment = {**nccl_conf(os.environ), **os.environ} if nccl else os.environ
+        environment = as_nccl_sees(os.environ) if nccl else os.environ
         around = NodeAndJob(
             node=probe() if nccl else None,
             nodes=self.hosts.nodes,

@@ -11,6 +11,11 @@ from pathlib import Path
 _OF_THE_HOST = Path("/etc/nccl.conf")
 
 
+def as_nccl_sees(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment with what NCCL's files set beside it."""
+    return {**nccl_conf(environment), **environment}
+
+
 def nccl_conf(environment: Mapping[str, str], of_the_host: Path = _OF_THE_HOST) -> dict[str, str]:
     """What the user's file and the host's set, by NCCL's rules: of two values of a variable the first counts."""
     found: dict[str, str] = {}

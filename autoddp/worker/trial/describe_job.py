@@ -22,7 +22,7 @@ from autoddp.knobs.env import NodeAndJob, start_settings
 from autoddp.knobs.micro_batches import ACCUMULATE_STEPS
 from autoddp.recipe.match import AND
 from autoddp.topology import Fingerprint, fingerprint, free_memory, usable_cores
-from autoddp.topology.nccl.conf import nccl_conf
+from autoddp.topology.nccl.conf import as_nccl_sees
 from autoddp.topology.nccl.tuner import nccl_tuner
 from autoddp.topology.probe import probe
 from autoddp.wire import JobFacts, Ready, WorkerConfig
@@ -162,7 +162,7 @@ def _start_settings(
 ) -> list[Setting]:
     """Settings for another start of the script that may gain on this rank's node; tried where they may on all nodes."""
     nccl = backend == "nccl" and device.type == "cuda"
-    environment = {**nccl_conf(os.environ), **os.environ} if nccl else os.environ
+    environment = as_nccl_sees(os.environ) if nccl else os.environ
     around = NodeAndJob(
         node=probe() if nccl else None,
         nodes=nodes,
