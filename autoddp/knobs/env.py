@@ -141,7 +141,7 @@ def _between_nodes(around: NodeAndJob) -> str:
     """The transport to another node; "" for a job on one node."""
     from autoddp.topology.verdict import between_nodes
 
-    return between_nodes(around.node).transport if around.node and around.nodes > 1 else ""
+    return between_nodes(around.node, around.environment).transport if around.node and around.nodes > 1 else ""
 
 
 def _nvlinks(around: NodeAndJob) -> list[int]:

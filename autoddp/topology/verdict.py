@@ -57,6 +57,7 @@ _NEARER_SINCE = (2, 23, 4)
 _GEFORCE = re.compile(r"\bGeForce\b")
 _NO_GPUDIRECT = "no GPUDirect: load nvidia_peermem, or use the open kernel module for dma-buf"
 _OF_PLUGINS = "unspecified"  # transport of EFA's ports, which NCCL's own InfiniBand code passes over
+_SWITCHES_OFF = "NCCL_IB_DISABLE"
 _FLAPS = 2  # times that a link is lost before it counts: one may be a switch that was restarted
 
 _CROSSING = {
@@ -99,7 +100,7 @@ def verdicts(node: Node, environment: Mapping[str, str] | None = None) -> tuple[
     """
     environment = as_nccl_sees(os.environ) if environment is None else environment
     pairs = (node.pair(a.index, b.index) for a, b in combinations(node.gpus, 2))
-    return (*(between_gpus(node, pair, environment) for pair in pairs), between_nodes(node))
+    return (*(between_gpus(node, pair, environment) for pair in pairs), between_nodes(node, environment))
 
 
 def between_gpus(node: Node, pair: GpuPair, environment: Mapping[str, str]) -> Verdict:
@@ -202,14 +203,19 @@ def _slow_slot(gpus: list[Gpu]) -> str:
     return ""
 
 
-def between_nodes(node: Node) -> Verdict:
+def between_nodes(node: Node, environment: Mapping[str, str] | None = None) -> Verdict:
     """The connection to another node like this one, over all active RDMA ports together."""
     ports = [port for port in node.rdma if port.active and port.transport != _OF_PLUGINS]
-    if why := _not_told(node, ports):
+    # Plugins do not go by this variable, nor does Gloo.
+    switched_off = bool(node.gpus and ports) and (environment or {}).get(_SWITCHES_OFF, "").strip() not in ("", "0")
+    if switched_off:
+        ports = []
+    elif why := _not_told(node, ports):
         return Verdict("nodes", "", None, None, why)
     if ports and (node.gpus or not node.nics):
         return _by_rdma(node, ports)
     idle = "an RDMA device is there and not active" if any(port.active is False for port in node.rdma) else ""
+    idle = f"{_SWITCHES_OFF} is set: without it NCCL takes the RDMA ports" if switched_off else idle
     if not node.nics and not idle:
         return Verdict("nodes", "", None, None, "what joins nodes is not known")
     transport = "NET/Socket" if node.gpus else "Gloo/TCP" if _tells_of_gpus(node) else "NET/Socket or Gloo/TCP"

@@ -202,6 +202,14 @@ def test_an_idle_rdma_device_is_what_holds_it_back() -> None:
     assert "not active" in found.holds_back
 
 
+@pytest.mark.parametrize(("value", "transport"), [("1", "NET/Socket"), ("0", "NET/IB"), ("", "NET/IB")])
+def test_who_switches_rdma_off_is_promised_none(value: str, transport: str) -> None:
+    """It is also what the settings are chosen by that are tried."""
+    found = between_nodes(Node("h", gpus=(card(0),), nics=(SLOW,), rdma=RAILS), {"NCCL_IB_DISABLE": value})
+    assert found.transport == transport
+    assert ("NCCL_IB_DISABLE is set" in found.holds_back) is (transport == "NET/Socket")
+
+
 def test_no_interface_is_up() -> None:
     found = between_nodes(Node("h", nics=(replace(SLOW, up=False),)))
     assert (found.low, found.why) == (None, "no interface is up")
