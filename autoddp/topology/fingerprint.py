@@ -24,8 +24,12 @@ class Fingerprint:
     """What leads to other nodes: `InfiniBand 8 x 400 Gbit/s`, `TCP 25 Gbit/s`, `TCP` where no rate is told."""
     tcp_gbps: float = 0.0
     """Gbit/s of its fastest Ethernet device; 0 where none says its rate, as in most containers and virtual machines."""
-    rdma_gbps: float = 0.0
-    """Gbit/s of its active RDMA ports together."""
+    rdma_ports: tuple[float, ...] = ()
+    """Gbit/s of each of its active RDMA ports, the fastest first."""
+
+    def rdma_gbps(self, ranks: int) -> float:
+        """Gbit/s that so many ranks may have by RDMA: a rank takes the port near its GPU, mostly a single one."""
+        return sum(self.rdma_ports[:ranks])
 
 
 def fingerprint() -> Fingerprint:
@@ -33,8 +37,8 @@ def fingerprint() -> Fingerprint:
     devices, links = _gpus() if os.path.isdir(_DRIVER) else ((), "")
     node = Node("", nics=interfaces(), rdma=sysfs_rdma().ports)
     tcp = max((nic.speed_mbit or 0 for nic in _usable(node) if stands_on_a_device(nic.name)), default=0) / 1e3
-    rdma = sum(port.rate_gbps or 0.0 for port in node.rdma if port.active)
-    return Fingerprint(devices, links, network_of(node), tcp, rdma)
+    rdma = sorted((port.rate_gbps or 0.0 for port in node.rdma if port.active), reverse=True)
+    return Fingerprint(devices, links, network_of(node), tcp, tuple(rdma))
 
 
 def _gpus() -> tuple[tuple[str, ...], str]:

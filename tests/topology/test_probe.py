@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from autoddp.topology import Gpu, GpuPair, Node, fingerprint, interfaces, switches
+from autoddp.topology import Fingerprint, Gpu, GpuPair, Node, fingerprint, interfaces, switches
 from autoddp.topology.facts import Nic
 from autoddp.topology.fingerprint import links_of, network_of
 from autoddp.topology.nccl_log import read_nccl_log
@@ -265,6 +265,12 @@ def test_an_empty_folder_is_an_empty_node(tmp_path: Path) -> None:
 )
 def test_the_network_in_words(nics: tuple[Nic, ...], rdma: tuple[RdmaPort, ...], expected: str) -> None:
     assert network_of(Node("", nics=nics, rdma=rdma)) == expected
+
+
+@pytest.mark.parametrize(("ranks", "gbps"), [(1, 400.0), (4, 1600.0), (8, 3200.0), (16, 3400.0)])
+def test_no_more_ports_are_due_than_ranks_can_use(ranks: int, gbps: float) -> None:
+    """One rank on each of two hosts had its 400 Gbit/s, and was told that its link is slow."""
+    assert Fingerprint(rdma_ports=(400.0,) * 8 + (200.0,)).rdma_gbps(ranks) == gbps
 
 
 def test_this_machines_fingerprint_is_repeatable() -> None:

@@ -66,7 +66,7 @@ def gather_facts(
     backend = backend_of(_ddp(wrapped[0]))
     # A few streams of TCP do not fill the fastest devices, however good they are.
     tcp = min(machine.tcp_gbps, _MOST_OF_TCP[backend])
-    promised = (backend == "nccl" and machine.rdma_gbps) or tcp if looks else None
+    promised = (backend == "nccl" and machine.rdma_gbps(local)) or tcp if looks else None
     here = [machine.links, machine.network, promised, (usable_cores(), local), _versions(backend)]
     mine = [name_of(device), plain(observed), *free, *here, sorted(AVAILABLE_ARGUMENTS)]
     has_room = looks and device.type == "cpu" and free_memory() > local * peak_memory()
