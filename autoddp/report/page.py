@@ -88,6 +88,7 @@ def _page_of(content: PageContent) -> str:
             as_written=_as_written(content),
             before_trials=_before_trials(content),
             launched=content.launched,
+            before=_before(content),
             further=_further(content),
             knobs={name: knob.says for name, knob in BY_NAME.items()},
             predicts=any(one.predicted is not None for one in content.trials),
@@ -181,6 +182,13 @@ def _as_written(content: PageContent) -> float | None:
     """Seconds of a step as written: the median of the final rounds, as the ladder has it, else of the baseline."""
     rounds = content.baseline_rounds
     return timing.median(rounds) if rounds else _before_trials(content)
+
+
+def _before(content: PageContent) -> float | None:
+    """Seconds of a step as written in the rounds of what is launched, with which its speed-up compares it."""
+    one = content.launched
+    rounds = content.baseline_rounds[: len(one.rounds)] if one else []
+    return timing.median([max(seconds, one.pace) for seconds in rounds]) if one and rounds else _as_written(content)
 
 
 def _before_trials(content: PageContent) -> float | None:

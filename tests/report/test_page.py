@@ -706,6 +706,19 @@ def test_the_first_screen_says_why_what_was_won_and_what_to_do() -> None:
     assert "<details>\n<summary>1 cause suspected, not proved</summary>" in page(content)
 
 
+@pytest.mark.parametrize("more", [{}, {"pace": 1.0, "seconds": 1.0}])
+def test_what_was_won_is_told_against_the_rounds_that_it_comes_from(more: dict[str, float]) -> None:
+    """Other finals may go on, and where loaders are the limit, no step counts as shorter than their pace."""
+    content = summary()
+    chosen = content["decision"]["configuration"]
+    (launched,) = (one for one in content["ladder"] if one["configuration"] == chosen)
+    launched |= more
+    as_written = [median(steps) for steps in content["finals"]["baseline_rounds"][: len(launched["rounds"])]]
+    before = median([max(seconds, more.get("pace", 0.0)) for seconds in as_written])
+    content["finals"]["baseline_rounds"] = [*content["finals"]["baseline_rounds"], *[[9.0]] * 99]
+    assert f"faster {milliseconds(before)} → {milliseconds(launched['seconds'])} ms per step" in said(page(content))
+
+
 def test_many_samples_per_second_have_no_exponent() -> None:
     content = summary()
     content["diagnosis"]["samples_per_second"] = 20480.3
