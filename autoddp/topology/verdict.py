@@ -51,6 +51,8 @@ _BRIDGED_GBS = 14.0625
 
 _LEVELS = ("LOC", "NVL", "PIX", "PXB", "PHB", "SYS")
 """Values of NCCL_P2P_LEVEL, nearest first. What nvidia-smi calls NODE is PHB to NCCL: its CPUs are NUMA nodes."""
+_OLD_LEVELS = ("LOC", "PIX", "PXB", "PHB", "SYS")
+"""What the numbers from 0 on stand for, which NCCL still takes; a higher one is as the last."""
 _BELOW_ONE_CPU = ("GenuineIntel", "ARM", "CentaurHauls", "Shanghai")
 _NEARER_SINCE = (2, 23, 4)
 """NCCL's version from which on PXB is the default on every CPU, except for two GPUs on AMD's (src/graph/paths.cc)."""
@@ -166,7 +168,9 @@ def _peer_levels(node: Node, environment: Mapping[str, str]) -> dict[str, str]:
 
     A value of `_LEVELS` for each case that cannot be ruled out: when the CPU, or NCCL's version, is not known.
     """
-    asked = environment.get("NCCL_P2P_LEVEL", "").upper()
+    asked = environment.get("NCCL_P2P_LEVEL", "").strip().upper()
+    if asked.isdecimal():
+        asked = _OLD_LEVELS[min(int(asked[:2]), len(_OLD_LEVELS) - 1)]
     if asked in _LEVELS:
         return {"": asked}
     vendor, version = node.cpu.vendor, node.versions.get("nccl", "")

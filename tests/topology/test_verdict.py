@@ -49,6 +49,9 @@ def test_nvlink_carries_what_its_links_carry() -> None:
         ("PIX", INTEL, {"NCCL_P2P_LEVEL": "NVL"}, "SHM"),
         ("SYS", INTEL, {"NCCL_P2P_LEVEL": "SYS"}, "P2P/PCIe"),
         ("PIX", AMD, {"NCCL_P2P_DISABLE": "1"}, "SHM"),
+        ("PXB", INTEL, {"NCCL_P2P_LEVEL": "1"}, "SHM"),
+        ("PXB", INTEL, {"NCCL_P2P_LEVEL": "2"}, "P2P/PCIe"),
+        ("SYS", INTEL, {"NCCL_P2P_LEVEL": "5"}, "P2P/PCIe"),
     ],
 )
 def test_peer_access_ends_where_nccl_ends_it(
