@@ -202,6 +202,9 @@ def _judged(one: Suspicion, job: Job, again: Replayed) -> Finding | None:
     if found is not None and found.low is not None and found.high is not None and found.seconds < one.least:
         text = f"{found.text}. In the script it takes {milliseconds(one.least)} ms at least"
         found = replace(found, seconds=one.least, high=max(found.high, one.least), text=text)
+    if found is not None and found.low is not None and not one.is_bounded and found.seconds > job.step:
+        # A replay that takes a little longer than the script counts in part as it is.
+        found = replace(found, seconds=job.step, low=min(found.low, job.step), high=job.step)
     saved = _saved_in_gaps(script, one.changed)
     most = one.guess if one.shortens_gaps else min(one.guess + min(saved.values()), _least_in_calls(job, saved))
     if found is not None and found.low is not None and one.is_bounded and found.seconds > most:
