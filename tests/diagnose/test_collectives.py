@@ -380,6 +380,7 @@ def test_the_lines_to_change_take_no_result_before_it_is_there(what: str, method
     (found,) = CAUSES["small_collectives"].suspect(Job(recording, steps, [], script_of(recording, steps), 2))
     starts, waits_there = found.fix.index(f"work = dist.{what}("), found.fix.index("work.wait(); ")
     assert starts < waits_there < found.fix.index("for t, piece" if what == "all_reduce" else "got.split(")
+    assert not found.beside, "the script does that already"
 
 
 @pytest.mark.parametrize(

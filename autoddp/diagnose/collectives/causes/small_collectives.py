@@ -47,7 +47,8 @@ class SmallCollectives(Cause):
         )
         if apart:
             fix += f"; do the same at {' and at '.join(apart)}"
-        beside = (("async_op=True, and all waits after the last call", side_by_side(script, into)),)
+        at_once = ("async_op=True, and all waits after the last call", side_by_side(script, into))
+        does_so = not any(one.act.waits for of_it in made.values() for one in of_it)
         yield Suspicion(
             self.name,
             seen,
@@ -55,7 +56,7 @@ class SmallCollectives(Cause):
             guess=seconds_in(script, keys),
             changed=merged(script, into),
             tried="one call of all bytes for each run",
-            beside=beside,
+            beside=() if does_so else (at_once,),
             lines=lines,
         )
 
