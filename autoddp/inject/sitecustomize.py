@@ -118,6 +118,7 @@ def _give_way() -> None:
 
 def isolate(plan: str) -> None:
     """Start this process's part of the isolation. A process of a tuning attempt must not run without it."""
+    can_run = False
     try:
         _package()
         from autoddp.imports import past_the_script
@@ -125,9 +126,10 @@ def isolate(plan: str) -> None:
         with past_the_script():
             from autoddp.worker.process.isolated import start
 
+            can_run = True
             start(plan, os.environ.pop("AUTODDP_WORKER_KEEPER", ""))
     except BaseException as error:  # this may be another Python, which lacks a package of autoddp's or is too old
-        if _runs_a_program_of_the_system():
+        if _runs_a_program_of_the_system() or (not can_run and _may_be_any_program(plan)):
             return
         print(f"autoddp: error: the isolation of this tuning attempt could not start: {error!r}", file=sys.stderr)
         sys.stderr.flush()
@@ -139,6 +141,19 @@ def isolate(plan: str) -> None:
             stopper(loads(plan)["socket"])(f"the script starts {sys.executable}, where autoddp cannot run: {error!r}")
         finally:
             os._exit(1)
+
+
+def _may_be_any_program(plan: str) -> bool:
+    """Whether this process needs no checks of its own, such as a tool that was installed with a Python of its own.
+
+    The overlay keeps what it writes, and the kernel shows what it sends, as of any program that nobody knows. A rank,
+    and what stands in its place before it begins, is no such program.
+    """
+    from json import loads
+
+    told = loads(plan)
+    is_rank = "AUTODDP_WORKER_TUNES" in os.environ
+    return bool(told["programs_are_watched"] and told["level"] != "guard" and not is_rank)
 
 
 def _runs_a_program_of_the_system() -> bool:

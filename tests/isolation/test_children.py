@@ -253,11 +253,26 @@ def test_what_a_child_sees(tmp_path: Path) -> None:
     assert lines == [".", "..", "1", "new", "new", "as without autoddp"]
 
 
-def test_another_python_ends_tuning_with_a_word(tmp_path: Path) -> None:
-    """It lacks the packages that autoddp needs."""
-    venv.create(tmp_path / "venv", with_pip=False)
-    said, printed = ended(tmp_path, f"subprocess.check_call(['{tmp_path}/venv/bin/python', '-c', 'print(1)'])")
-    assert said.startswith(f"the script starts {tmp_path}/venv/bin/python, where autoddp cannot run: "), printed
+@pytest.fixture
+def another_python(tmp_path: Path) -> str:
+    """It lacks the packages that autoddp needs, as that of a tool which pipx or conda has installed."""
+    venv.create(tmp_path / "venv", symlinks=True)
+    return f"{tmp_path}/venv/bin/python"
+
+
+def test_another_python_is_any_program_where_the_kernel_shows_what_it_does(tmp_path: Path, another_python: str) -> None:
+    code = f"subprocess.check_call(['{another_python}', '-c', 'print(1)'])"
+    assert ended(tmp_path, code, Level.OVERLAY) == ("", "1\n")
+
+
+@pytest.mark.parametrize(
+    ("level", "env"), [(Level.GUARD, "None"), (Level.OVERLAY, "{**os.environ, 'AUTODDP_WORKER_TUNES': '{}'}")]
+)
+def test_another_python_ends_tuning_under_guard_and_as_a_rank(
+    tmp_path: Path, another_python: str, level: Level, env: str
+) -> None:
+    said, printed = ended(tmp_path, f"subprocess.check_call(['{another_python}', '-c', 'print(1)'], env={env})", level)
+    assert said.startswith(f"the script starts {another_python}, where autoddp cannot run: "), printed
     assert "wrapt" in said
 
 

@@ -78,6 +78,12 @@ ENDS = {
         "sends('SOCK_STREAM', 'AF_INET', ('127.0.0.1', outside))",
         "python connects to 127.0.0.1:PORT, and autoddp does not know what it does there",
     ),
+    "a Python that lacks autoddp's packages": (
+        "import venv; from autoddp.isolation.children import INJECT; venv.create(f'{folder}/venv', symlinks=True); "
+        "code = f'import socket; socket.create_connection((\"127.0.0.1\", {outside}))'; "
+        "subprocess.run([f'{folder}/venv/bin/python', '-c', code], env={**os.environ, 'PYTHONPATH': INJECT})",
+        "python connects to 127.0.0.1:PORT, and autoddp does not know what it does there",
+    ),
     "a program in C": (
         "subprocess.run([os.environ['COMPILED'], str(outside)])",
         "compiled connects to 127.0.0.1:PORT, and autoddp does not know what it does there",
