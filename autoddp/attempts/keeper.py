@@ -38,7 +38,7 @@ from autoddp.processes.children import collect_orphans, descendants, fork, how_e
 from autoddp.processes.polling import polls
 from autoddp.processes.signals import NOT_FOR_THE_KEEPER
 from autoddp.processes.silence import awaiting
-from autoddp.processes.standard_streams import StandardStreams
+from autoddp.processes.standard_streams import StandardStreams, silent_terminal
 from autoddp.runs.removal import remove_folder
 from autoddp.wire.worker_config import KEEPER
 
@@ -462,10 +462,11 @@ def _own_standard_input() -> None:
         if stat.S_ISREG(mode):
             position, again = os.lseek(0, 0, os.SEEK_CUR), _opened_again(0)
             os.lseek(again, position, os.SEEK_SET)
-        elif stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(0):
-            # What is read from a pipe cannot be read again. On a terminal nobody would answer, because the script's
-            # question goes to a log.
-            again = os.open(os.devnull, os.O_RDONLY)
+        elif os.isatty(0):
+            # Nobody would answer, because the script's question goes to a log. But scripts ask for the terminal's size.
+            again = silent_terminal()
+        elif stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+            again = os.open(os.devnull, os.O_RDONLY)  # what is read from a pipe cannot be read again
         else:
             return
     except OSError:

@@ -6,7 +6,7 @@
 
 All programs on a terminal share its settings, and all that have inherited a descriptor share its mode. A script that
 listens to keys switches the echo off, and asyncio makes standard input non-blocking: with it the shell's, and the
-standard output of the same terminal.
+standard output of the same terminal. Where standard input is a terminal, a script that is tuned reads another one.
 """
 
 from __future__ import annotations
@@ -49,6 +49,27 @@ class StandardStreams:
             with contextlib.suppress(OSError, termios.error):
                 if termios.tcgetattr(number) != settings:
                     _set(number, settings)
+
+
+def silent_terminal() -> int:
+    """A terminal of the same size and settings as that of standard input, on which nobody types: all reading ends.
+
+    It stays one as long as this process lives. /dev/null where there can be none.
+    """
+    try:
+        settings: list[Any] = termios.tcgetattr(0)
+        size = fcntl.ioctl(0, termios.TIOCGWINSZ, bytes(8))
+        settings[3] &= ~termios.ICANON  # else reading would wait for a line; without, for so many letters and so long
+        settings[6][termios.VMIN] = settings[6][termios.VTIME] = 0
+        _other_end, theirs = os.openpty()
+        termios.tcsetattr(theirs, termios.TCSANOW, settings)
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, size)
+        # To be read only: nobody reads what is written to it, and a writer would wait for that.
+        found = os.open(os.ttyname(theirs), os.O_RDONLY | os.O_NOCTTY)
+        os.close(theirs)
+    except (OSError, termios.error):  # as where this user may have no more of them
+        return os.open(os.devnull, os.O_RDONLY)
+    return found
 
 
 def _set(number: int, settings: list[Any]) -> None:

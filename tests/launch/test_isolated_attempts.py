@@ -92,8 +92,8 @@ def test_every_attempt_begins_from_the_users_state(kind: str, tmp_path: Path, te
     assert said.count("state: the user's") == len(attempts)
     assert "state: changed" not in said
     assert said.count("preparing the data") == 1
-    # an attempt's standard input is empty where the user's cannot be read twice
-    found = "input: 1000" if kind == "file" else "input: 0"
+    # an attempt's standard input is empty where the user's cannot be read twice; a terminal's is another terminal
+    found = {"file": "input: 1000", "pipe": "input: 0", "terminal": "terminal: as it was"}[kind]
     assert said.count(found) == len(attempts)
     failed = [trial for trial in summary(launch)["trials"] if trial["state"] == "failed"]
     assert failed

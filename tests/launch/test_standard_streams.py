@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
+import struct
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -79,3 +82,37 @@ def test_it_is_as_before(words: list[str], is_restored: bool) -> None:
     for number in (*ends, reader, writer):
         os.close(number)
     assert done.stderr == repr([is_restored, True, True])
+
+
+SILENT = """
+import os, select, subprocess, sys, termios
+from autoddp.processes.standard_streams import silent_terminal
+
+before = termios.tcgetattr(0)
+users = os.dup(0)
+silent = silent_terminal()
+os.dup2(silent, 0)
+os.close(silent)
+print(subprocess.run(["stty", "size"], capture_output=True, text=True).stdout.split(), os.isatty(0))
+print(select.select([0], [], [], 0)[0], repr(sys.stdin.read()), os.read(0, 1), termios.tcgetattr(0)[3] & termios.ECHO)
+print(termios.tcgetattr(users) == before, os.ttyname(users) != os.ttyname(0))
+try:
+    os.write(0, bytes(100_000))
+except OSError:
+    print("not written")
+"""
+
+
+def test_a_terminal_on_which_nobody_types() -> None:
+    ends = pty.openpty()
+    fcntl.ioctl(ends[1], termios.TIOCSWINSZ, struct.pack("4H", 50, 132, 0, 0))
+    words = [sys.executable, "-c", SILENT]
+    done = subprocess.run(
+        words, stdin=ends[1], capture_output=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True, timeout=60,
+        start_new_session=True,
+    )  # fmt: skip
+    for end in ends:
+        os.close(end)
+    assert done.stdout.splitlines() == [
+        "['50', '132'] True", f"[] '' b'' {termios.ECHO}", "True True", "not written",
+    ], done.stderr  # fmt: skip
