@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import pty
@@ -9,9 +10,14 @@ import struct
 import subprocess
 import sys
 import termios
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from autoddp.isolation import Level
+from autoddp.isolation.children import INJECT, VARIABLE
+from autoddp.isolation.plan import IsolationPlan
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
@@ -103,16 +109,43 @@ except OSError:
 """
 
 
-def test_a_terminal_on_which_nobody_types() -> None:
+@contextlib.contextmanager
+def open_terminal(lines: int, columns: int) -> Iterator[int]:
+    """A terminal of that size."""
     ends = pty.openpty()
-    fcntl.ioctl(ends[1], termios.TIOCSWINSZ, struct.pack("4H", 50, 132, 0, 0))
-    words = [sys.executable, "-c", SILENT]
-    done = subprocess.run(
-        words, stdin=ends[1], capture_output=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True, timeout=60,
-        start_new_session=True,
-    )  # fmt: skip
-    for end in ends:
-        os.close(end)
+    fcntl.ioctl(ends[1], termios.TIOCSWINSZ, struct.pack("4H", lines, columns, 0, 0))
+    try:
+        yield ends[1]
+    finally:
+        for end in ends:
+            os.close(end)
+
+
+def test_a_terminal_on_which_nobody_types() -> None:
+    with open_terminal(50, 132) as terminal:
+        words, env = [sys.executable, "-c", SILENT], {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(words, stdin=terminal, capture_output=True, env=env, text=True, timeout=60)
     assert done.stdout.splitlines() == [
         "['50', '132'] True", f"[] '' b'' {termios.ECHO}", "True True", "not written",
     ], done.stderr  # fmt: skip
+
+
+ASKS = """
+import os, shutil
+print(*os.get_terminal_size(), *os.get_terminal_size(2), *shutil.get_terminal_size())
+with open(os.devnull) as nowhere:
+    try:
+        os.get_terminal_size(nowhere.fileno())
+    except OSError:
+        print("none")
+"""
+
+
+def test_the_size_of_the_terminal_is_told_where_output_goes_to_a_log() -> None:
+    with open_terminal(30, 101) as terminal:
+        env = {**os.environ, "PYTHONPATH": INJECT, VARIABLE: IsolationPlan(Level.OFF, "/nowhere/s").text()}
+        for name in ("COLUMNS", "LINES"):
+            env.pop(name, None)
+        words = [sys.executable, "-c", ASKS]
+        done = subprocess.run(words, stdin=terminal, capture_output=True, env=env, text=True, timeout=60)
+    assert done.stdout == "101 30 101 30 101 30\nnone\n", done.stderr

@@ -86,9 +86,26 @@ def start(text: str, keeper: str) -> None:
             _watch_copies(plan.copied_at_most, stop)
     if plan.level is not Level.GUARD:  # which watches them itself
         watch_pipes(pipes, stop)
+    _answer_for_the_terminal()
     from autoddp.isolation.elsewhere import watch_clients
 
     watch_clients(stop, pipes, plan.programs_are_watched)
+
+
+def _answer_for_the_terminal() -> None:
+    """Let `os.get_terminal_size` tell that of standard input where output is asked: it goes to a log while tuning."""
+    original = os.get_terminal_size
+
+    @functools.wraps(original)
+    def get_terminal_size(fd: int = 1, /) -> os.terminal_size:
+        try:
+            return original(fd)
+        except OSError:
+            if fd not in (1, 2) or not os.isatty(0):
+                raise
+            return original(0)
+
+    rebind({id(original): (original, get_terminal_size)})
 
 
 def _at_the_end_of(is_ours: Callable[[BaseException], bool], stop: Callable[[str], NoReturn], why: str) -> None:
