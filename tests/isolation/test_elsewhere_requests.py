@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -114,6 +116,21 @@ def test_a_lent_rendezvous_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MASTER_ADDR")
     assert not is_own("rendezvous.invalid", 29500)
     assert is_own("", 80)  # a relative URL: the library will refuse it
+
+
+def test_a_server_of_the_attempt_at_another_address_of_this_machine() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asks:
+        with contextlib.suppress(OSError):
+            asks.connect(("198.51.100.1", 9))  # sends nothing
+        address = asks.getsockname()[0]
+    if address.startswith("127.") or address == "0.0.0.0":
+        pytest.skip("this machine is in no network")
+    with socket.create_server((address, 0)) as server:
+        port = server.getsockname()[1]
+        assert is_own(address, port)
+    assert not is_own(address, port)
+    assert not is_own(f"{address}.invalid", port)
+    assert not is_own("198.51.100.1", port)
 
 
 OWN = """

@@ -22,7 +22,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 from urllib.parse import urlsplit
 
-from autoddp.isolation.elsewhere.own import serves_path, serves_port
+from autoddp.isolation.elsewhere.own import is_here, runs_peer, serves_path, serves_port
 from autoddp.isolation.elsewhere.patch import Call, Client, inside_read, words
 
 READING_METHODS = words("GET HEAD OPTIONS TRACE CONNECT PROPFIND REPORT SEARCH QUERY")
@@ -85,7 +85,20 @@ def is_own(host: str, port: int) -> bool:
     host = host.strip("[]").lower().rstrip(".")
     if not host or (host, str(port)) == (os.environ.get("MASTER_ADDR", "").lower(), os.environ.get("MASTER_PORT")):
         return True
-    return is_this_machine(host) and serves_port(port)
+    if is_this_machine(host):
+        return serves_port(port)
+    # Where nobody listens at such an address, the kernel may pass on what comes there, as to a container.
+    return _is_address_here(host) and runs_peer(port)
+
+
+def _is_address_here(host: str) -> bool:
+    """Whether this is no name, but an address by which programs reach this machine."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.inet_pton(family, host)
+        return is_here(family, host)
+    except (OSError, ValueError):  # a name; ValueError: a zero byte in it
+        return False
 
 
 def is_this_machine(host: str) -> bool:
