@@ -20,6 +20,7 @@ import json, os, signal, socket, sys, threading
 from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 
 class Answers(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
     def do_POST(self):
         self.rfile.read(int(self.headers.get("Content-Length") or 0))
         self.send_response(204)
@@ -39,6 +40,10 @@ def echo(listener):
                 connection.sendall(data)
     while True:
         threading.Thread(target=talk, args=listener.accept()[:1], daemon=True).start()
+def serve_one(listener):  # after whom nobody listens any more
+    connection, address = listener.accept()
+    listener.close()
+    Answers(connection, address, None)
 def serve(folder):
     os.chdir(folder)
     found = {}
@@ -55,6 +60,9 @@ def serve(folder):
         listener.listen()
         threading.Thread(target=echo, args=(listener,), daemon=True).start()
         found[name] = listener.getsockname()[-1]
+    listener = socket.create_server(("127.0.0.1", 0))
+    threading.Thread(target=serve_one, args=(listener,), daemon=True).start()
+    found["one"] = listener.getsockname()[1]
     for name, family, address in (
         ("udp", socket.AF_INET, ("127.0.0.1", 0)),
         ("log", socket.AF_UNIX, os.path.abspath("log.sock")),
@@ -96,6 +104,18 @@ UDP = "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); "
 LOG = "s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); s.connect('log.sock'); "
 LOG_TO = "s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); "
 RECORD = "; h.emit(logging.makeLogRecord({'msg': 'x'})); "
+NOBODY_LISTENS = """
+c = http.client.HTTPConnection("localhost", one)
+c.connect()
+while True:
+    try:
+        socket.create_connection(("127.0.0.1", one)).close()
+    except OSError:
+        break
+for request in (("GET", "/x"), ("POST", "/x", b"1")):  # by one connection
+    c.request(*request)
+    assert c.getresponse().read() == b""
+"""
 UNIX_HTTP = """
 class C(http.client.HTTPConnection):
     def connect(self):
@@ -126,6 +146,7 @@ ENDS = {
     ),
     "asyncio": (ASYNC.format(port="tcp", data=b"loss"), "the script sends data"),
     "HTTP by hand": (CONNECT + "s.sendall(b'PUT /x HTTP/1.1\\r\\nHost: store\\r\\n\\r\\n')", "sends PUT to store"),
+    "HTTP where nobody listens any more": (NOBODY_LISTENS, "sends POST to localhost"),
     "WebSocket": (CONNECT + f"s.sendall({WEB_SOCKET!r})", "the script opens a WebSocket to 127.0.0.1:"),
     "HTTP/2 of a library that nothing checks": (
         CONNECT + f"s.sendall({HTTP_2!r})",

@@ -2,7 +2,8 @@
 
 The first bytes of a connection that the script has opened tell its protocol. The rule, first match decides:
 
-    1  from a library that is checked by its operations              passes
+    1  from a library that is checked by its operations, unless it
+       is HTTP to this machine                                       passes
     2  TLS, SSH, SOCKS, whose libraries are checked, and HTTP/2      passes; what goes into TLS is looked at before
        of httpx
     3  HTTP                                                          as `requests` says
@@ -56,6 +57,7 @@ _LIBRARY_IS_CHECKED = re.compile(rb"\x16\x03|SSH-|\x05[\x01-\x05][\x00-\x09]|\x0
 _HTTP_2 = b"PRI * HTTP/2"
 _OF_HTTPX = ("httpcore", "httpcore2")
 """Modules of httpx, whose requests are checked before they are packed; what grpclib or urllib3-future packs is not."""
+_OF_PYTHON = ("http.client",)
 _REQUEST = re.compile(rb"([A-Z]{3,12}) (\S+) HTTP/1\.[01]\r?\n")
 _HOST = re.compile(rb"\r?\nhost:[ \t]*([^\r\n]*)", re.IGNORECASE)
 _WEB_SOCKET = re.compile(rb"\r?\nupgrade:[ \t]*websocket", re.IGNORECASE)
@@ -111,6 +113,8 @@ class _Judge:
         elif connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM:
             own = functools.partial(_is_own_peer, connection, peer)
             self._require(_stream(_beginning(data), own, f"{peer[0]}:{peer[1]}", peer[1]))
+            if is_this_machine(peer[0]) and _called_by(_OF_PYTHON):
+                return  # each request is looked at: the library keeps the connection open for further ones
         self._opened.discard(connection)
 
     def before_sendto(self, connection: Any, address: Any) -> None:
@@ -180,13 +184,17 @@ def _is_own_peer(connection: Any, peer: Any) -> bool:
 
 def _stream(data: bytes, own: Callable[[], bool], where: str, port: int) -> str:
     """ "" if a connection over a network that begins with this data may be, else what it does."""
-    if _LIBRARY_IS_CHECKED.match(data) or _called_by(_OF_HTTPX if data.startswith(_HTTP_2) else _CHECKED):
-        return ""
     request = _REQUEST.match(data)
+    named = _HOST.search(data) if request else None
+    host = named[1].decode("latin-1").partition(":")[0] if named else where.rpartition(":")[0]
+    is_here = request is not None and is_this_machine(host)
+    # Of a request to this machine the library's check may have seen that nobody listens. But somebody has answered now,
+    # such as a container to which the kernel passes connections on.
+    is_checked = not is_here and _called_by(_OF_HTTPX if data.startswith(_HTTP_2) else _CHECKED)
+    if is_checked or _LIBRARY_IS_CHECKED.match(data):
+        return ""
     if request is not None and not _WEB_SOCKET.search(data):
-        named = _HOST.search(data)
-        host = named[1].decode("latin-1").partition(":")[0] if named else where.rpartition(":")[0]
-        return sends(request[1], host, request[2], port, lambda host, port: own() or is_own(host, port))
+        return sends(request[1], host, request[2], port, lambda *at: own() or (not is_here and is_own(*at)))
     if own():
         return ""
     if request is not None:
