@@ -320,6 +320,8 @@ STOPS = {
         ("", "import os; os.setpriority(os.PRIO_PROCESS, 1, os.getpriority(os.PRIO_PROCESS, 1))",
          "os.setpriority changes process 1, which this run did not start"),
         ("", "import os; os.setpriority(os.PRIO_USER, 65533, 5)", "os.setpriority changes all processes of a user"),
+        ("", "import os; os.setpriority(which=os.PRIO_PROCESS, who=1, priority=os.getpriority(os.PRIO_PROCESS, 1))",
+         "os.setpriority changes process 1, which this run did not start"),
         ("", "from os import sched_setaffinity as s, sched_getaffinity as g; s(1, g(1))",
          "os.sched_setaffinity changes process 1"),
         ("", "import os; os.sched_setscheduler(1, os.sched_getscheduler(1), os.sched_getparam(1))",
@@ -442,6 +444,7 @@ PASSES = {
         ("", "import os; os.kill(1, 0); os.kill(os.getppid(), 0)"),
         ("", "import os, signal; signal.pidfd_send_signal(os.pidfd_open(1), 0)"),
         ("", "import os, resource as r; os.nice(1); os.setpriority(os.PRIO_PROCESS, os.getpid(), 5)\n"
+         "os.setpriority(which=os.PRIO_PROCESS, who=0, priority=6)\n"
          "for pid in (0, os.getpid()): os.sched_setaffinity(pid, os.sched_getaffinity(pid))\n"
          "r.prlimit(1, r.RLIMIT_CORE); r.prlimit(0, r.RLIMIT_CORE, (0, 0))"),
         ("", "import os, threading as t\n"

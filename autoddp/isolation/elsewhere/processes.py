@@ -58,9 +58,9 @@ def go_on_after_signals() -> None:
     rebind({id(each): (each, _again(each)) for each in (os.kill, os.killpg)})
 
 
-def _check(judge: Callable[..., str], stop: Stop, *arguments: Any) -> None:
+def _check(judge: Callable[..., str], stop: Stop, *arguments: Any, **named: Any) -> None:
     try:
-        said = judge(*arguments)
+        said = judge(*arguments, **named)
     except Exception:  # arguments that the call itself will refuse
         said = ""
     if said:
@@ -122,7 +122,7 @@ def _scheduling(name: str, pid: int, *_more: Any) -> str:
     return "" if not pid or is_own_process(pid) else f"os.{name} changes {_whose(pid)}"
 
 
-def _priority(which: int, who: int, _priority: int) -> str:
+def _priority(which: int, who: int, priority: int) -> str:
     """For os.setpriority, of a process, a group, or all processes of a user."""
     if which == os.PRIO_USER:
         return "os.setpriority changes all processes of a user"
@@ -168,8 +168,8 @@ def _again(function: Any) -> Any:
 
 def _judged(function: Any, judge: Callable[..., str], stop: Stop) -> Any:
     @functools.wraps(function)
-    def judged(*arguments: Any) -> Any:
-        _check(judge, stop, *arguments)
-        return function(*arguments)
+    def judged(*arguments: Any, **named: Any) -> Any:
+        _check(judge, stop, *arguments, **named)
+        return function(*arguments, **named)
 
     return judged
