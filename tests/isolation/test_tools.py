@@ -171,6 +171,14 @@ oras manifest delete host/image:1
 git publish-all
 git submodule foreach git push
 s3fs bucket /mnt -o rootdir=x
+git lfs lock weights.bin
+git lfs unlock weights.bin
+git-lfs lock weights.bin
+gsutil cp gs://a/x s3://b/x
+gcloud storage cp gs://a/x s3://b/x
+rclone copy far:a :s3,env_auth=true:bucket/a
+rclone copy far:a my.remote:b
+curl -s telnet://metrics.invalid:2003
 """.strip().splitlines()
 
 READS = r"""
@@ -284,6 +292,11 @@ glab auth git-credential get
 gcloud auth git-helper --account=me get
 aws codecommit credential-helper get
 sshfs -o uid=1,ro host:/d /mnt/d
+git lfs locks
+git lfs ls-files
+git lfs fetch origin main
+rclone copy my.remote:a ./b:c
+curl -O ftp://store.invalid/f
 """.strip().splitlines()
 
 

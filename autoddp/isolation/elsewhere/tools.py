@@ -115,6 +115,9 @@ _BODY = re.compile(
     r"|-[a-zA-Z]*[dFT]|-Q|--quote.*|--mail-.*"
 )
 
+_READ_FROM = re.compile(r"(https?|s?ftps?|scp|tftp|file)://", re.IGNORECASE)
+"""Protocols by which curl gets something; by telnet:// and others it sends what it is given, such as its input."""
+
 
 def web_writes(tool: Tool, args: Sequence[str]) -> bool:
     """curl and wget: the rule for HTTP requests decides, by the method, which is POST where a body is given."""
@@ -135,7 +138,8 @@ def web_writes(tool: Tool, args: Sequence[str]) -> bool:
     method = method or ("POST" if uploads else "GET")
     if not urls:
         return method not in READING_METHODS
-    return any(judge_url(method, url if "://" in url else f"http://{url}") for url in urls)
+    whole = [url if "://" in url else f"http://{url}" for url in urls]
+    return any(not _READ_FROM.match(url) or judge_url(method, url) for url in whole)
 
 
 def streams(tool: Tool, args: Sequence[str]) -> bool:
@@ -203,16 +207,16 @@ TOOLS = (
     Tool("aws", "s3 ls*;s3 presign*;* get-*;* list-*;* describe-*;* head-*;configure list*;sts *;sso *;"
          "codecommit credential-helper",
          judge=downloads, copies="cp sync", remote=r"s3://", valued="--profile --region --endpoint-url --output"),
-    Tool("gsutil", "ls*;cat *;du *;stat *;hash *;version*", judge=downloads, copies="cp rsync", remote=r"gs://",
+    Tool("gsutil", "ls*;cat *;du *;stat *;hash *;version*", judge=downloads, copies="cp rsync", remote=r"(gs|s3)://",
          valued="-o -u -h"),
     Tool("gcloud gcloud.py", "*s list;*s describe;* *s list;* *s describe;auth list;auth print-*;auth git-helper;"
          "config list;config get*;info*;version*;storage ls*;storage cat*",
-         judge=downloads, copies="cp rsync", remote=r"gs://", valued="--project --account"),
+         judge=downloads, copies="cp rsync", remote=r"(gs|s3)://", valued="--project --account"),
     Tool("bq bq.py", "ls*;show*;head*"),
     Tool("az", "* list;* show;* * list;* * show;* * download;* * download-batch;account get-access-token;version*"),
     Tool("azcopy", "list*;env*", judge=downloads, copies="copy cp sync", remote=r"https?://"),
     Tool("rclone", "ls*;cat *;size *;check *;about *;version*;config *;tree *", judge=downloads,
-         copies="copy sync copyto", remote=r"[\w-]+:", valued="--config"),
+         copies="copy sync copyto", remote=r"[^/]*:", valued="--config"),
     Tool("s3cmd", "ls*;get *;info *;du *", valued="-c --config"),
     Tool("s5cmd", "ls*;cat *;du *;head *", judge=downloads, copies="cp sync", remote=r"s3://",
          valued="--endpoint-url --profile"),
@@ -269,11 +273,11 @@ TOOLS = (
          "* * download-version"),
     # Of git the commands that pass are listed: any other word may be an alias of the user's for a push.
     Tool("git", "add;am;apply;archive;blame;branch;bundle;cat-file;check-*;checkout*;cherry*;clean;clone;commit*;"
-         "config;describe;diff*;fetch*;for-each-ref;gc;grep;hash-object;init;lfs [!p]*;lfs pull;log;ls-*;merge*;mv;"
-         "name-rev;notes;pull;rebase;reflog;remote;reset;restore;rev-*;revert;rm;shortlog;show*;stash;status;"
-         "submodule [!f]*;switch;symbolic-ref;tag;update-*;upload-*;version;worktree",
+         "config;describe;diff*;fetch*;for-each-ref;gc;grep;hash-object;init;lfs [!lpu]*;lfs locks;lfs ls-files;"
+         "lfs pull;log;ls-*;merge*;mv;name-rev;notes;pull;rebase;reflog;remote;reset;restore;rev-*;revert;rm;shortlog;"
+         "show*;stash;status;submodule [!f]*;switch;symbolic-ref;tag;update-*;upload-*;version;worktree",
          valued="-C -c --git-dir --work-tree --namespace"),
-    Tool("git-lfs", writes="push*"),
+    Tool("git-lfs", writes="push*;lock *;unlock*"),
     Tool("hg datalad dolt jj bzr", writes="push*;publish*;git push*;email*", valued="-R --repository --cwd -C -d"),
     Tool("svn", writes="commit*;ci *;import *;delete *;copy *;move *;mkdir *;lock *;propset *"),
     Tool("gh glab hub", "* view;* list;* status;* download;* diff;* checkout;repo clone;gist clone;search *;status;"
