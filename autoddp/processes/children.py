@@ -78,7 +78,10 @@ def gone_within(seconds: float) -> bool:
 
 def named_descendants(but: int | None) -> str:
     """The processes below this one by name and id, for a line; "" if there is none. `but`: one that is left out."""
-    found = [f"{process.name()} ({process.pid})" for process in _running() if process.pid != but]
+    found = []
+    for process in _running():
+        with contextlib.suppress(psutil.Error):  # it ends at this moment
+            found += [f"{process.name()} ({process.pid})"] if process.pid != but else []
     more = len(found) - _NAMED
     return ", ".join(found[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 

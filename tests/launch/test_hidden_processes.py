@@ -5,9 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import psutil
 import pytest
 from launchers import ROOT
 from traces.room import may_bind
+
+from autoddp.processes import children
 
 ENDS = """
 import os, subprocess, sys, time
@@ -47,3 +50,12 @@ def test_where_proc_hides_something_nothing_is_left(options: str, user: str) -> 
     if run.returncode == 77:
         pytest.skip("needs Linux 5.8")
     assert run.returncode == 0, run.stderr
+
+
+def test_a_process_that_ends_while_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the end of a job its helpers end by themselves, also between two looks at one of them."""
+    own = psutil.Process()
+    with subprocess.Popen(["true"]) as ended:
+        ends = psutil.Process(ended.pid)
+    monkeypatch.setattr(children, "_running", lambda: iter([ends, own]))
+    assert children.named_descendants(None) == f"{own.name()} ({own.pid})"
