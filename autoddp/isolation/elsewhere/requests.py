@@ -29,14 +29,14 @@ READING_METHODS = words("GET HEAD OPTIONS TRACE CONNECT PROPFIND REPORT SEARCH Q
 
 ACTING_GETS = (
     ("api.telegram.org", "/bot*/[!g]*"),  # getMe and getUpdates read
-    ("sctapi.ftqq.com", "*.send"),
+    ("*", "*.send"),  # ServerChan and others that are called like it
     ("api.day.app", "*"),
     ("*pushplus.plus", "/send*"),
     ("*.pushdeer.com", "/message/push"),
     ("hc-ping.com", "*"),  # a watch over jobs, which would take the attempt for the job
     ("cronitor.link", "*"),
     ("nosnch.in", "*"),
-    ("uptime.betterstack.com", "/api/*/heartbeat/*"),
+    ("*", "/api/*/heartbeat/*"),  # Better Stack, which has two names
     ("*", "/api/push/*"),  # Uptime Kuma, on a server of the user's
     ("*", "/ping/*-*-*-*-*"),  # healthchecks likewise: a job by its UUID
     ("maker.ifttt.com", "/trigger/*"),
