@@ -66,6 +66,13 @@ git -c a=b push
 helm install x y
 redis-cli flushall
 nvidia-smi -mig 1
+nvidia-smi -i 0 --persistence-mode=1
+nvidia-smi --compute-mode=EXCLUSIVE_PROCESS
+nvidia-smi compute-policy -i 0 --set-timeslice=2
+nvidia-smi --accounting-mode=1
+nvidia-smi --clear-accounted-apps
+dcgmi profile --pause
+dcgmi profile -i 0 --resume
 scp f host:
 gh release create v1
 tmux new-session -d -s tb 'python watch.py'
@@ -197,6 +204,9 @@ nvidia-smi
 nvidia-smi --query-gpu=name,power.limit --format=csv
 nvidia-smi topo -m
 nvidia-smi -L
+nvidia-smi --query-gpu=compute_mode,persistence_mode --format=csv,noheader --loop=5 --filename=gpus.csv
+dcgmi discovery -l
+dcgmi profile -l -i 0
 squeue -u me
 rsync -av a/ b/
 rsync host:/p .

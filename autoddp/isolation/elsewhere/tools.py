@@ -192,7 +192,7 @@ def mounts(tool: Tool, args: Sequence[str]) -> bool:
 
 _GPU_SETTINGS = re.compile(
     r"-r|--gpu-reset|-(pl|pm|lgc|rgc|lmc|rmc|ac|rac|c|e|p|mig|am|caa|acp|gtt|cc|fdm)|mig|drain|clocks"
-    r"|--(power-limit|persistence-mode|lock-|reset-|applications-clocks|compute-mode|ecc-config|multi-instance-gpu).*"
+    r"|--(power-limit|lock-|reset-|applications-clocks|ecc-config|multi-instance-gpu|set-|clear-|auto-boost).*|--.*-mode"
 )
 
 
@@ -322,7 +322,8 @@ TOOLS = (
     Tool("service", "* status;--status-all", whole=True),
     Tool("nvidia-smi", judge=sets_gpu),
     Tool("rocm-smi amd-smi xpu-smi hl-smi", writes="*--set*;*--reset*;set *;reset *;*--gpureset*", whole=True),
-    Tool("dcgmi", writes="config *--set*;policy *--set*;diag *;group -*", whole=True),
+    Tool("dcgmi", writes="config *--set*;policy *--set*;profile *--pause*;profile *--resume*;diag *;group -*",
+         whole=True),
     Tool("sysctl", writes="*-w *;*=*;-p*;*--system*", whole=True),
     Tool("modprobe rmmod insmod swapoff iptables ip6tables nft nvidia-cuda-mps-control"),
     # Services of the user's on this machine, which do the work outside the run.
