@@ -69,6 +69,10 @@ class Remote(fsspec.AbstractFileSystem):
         raise AssertionError("removed")
 far = Remote()
 """
+ARROW = """
+from pyarrow import dataset, fs, table as make
+table = make({"x": [1]})
+"""
 SPOOL = """
 import asyncio, fsspec.asyn
 class Spool(fsspec.asyn.AsyncFileSystem):
@@ -188,6 +192,18 @@ STOPS = {
          "from s3torchconnector._s3client import S3Client as S; S('r').put_object('bucket', 'k')",
          "s3torchconnector writes to bucket (put_object)"),
         ("pyarrow", "from pyarrow import fs; fs.S3FileSystem(region='r').delete_file('b/k')", "pyarrow writes b/k"),
+        ("pyarrow", ARROW + "dataset.write_dataset(table, 's3://bucket/x?region=r', format='parquet')",
+         "pyarrow writes s3://bucket/x"),
+        ("pyarrow", ARROW + "s3 = fs.S3FileSystem(region='r')\n"
+         "dataset.write_dataset(table, 'bucket/x', format='csv', filesystem=s3)",
+         "pyarrow writes bucket/x (write_dataset)"),
+        ("pyarrow", ARROW + "import pyarrow.parquet as p\n"
+         "p.write_to_dataset(table, 'x', filesystem=fs.SubTreeFileSystem('bucket', fs.S3FileSystem(region='r')))",
+         "pyarrow writes x (write_dataset)"),
+        ("polars", "import polars as p; p.DataFrame({'x': [1]}).write_parquet('s3://bucket/x')",
+         "polars writes s3://bucket/x (write_parquet)"),
+        ("polars", "import polars as p; p.LazyFrame({'x': [1]}).sink_csv('gs://bucket/x')",
+         "polars writes gs://bucket/x (sink_csv)"),
     ),
     "fsspec": (
         ("fsspec", FSSPEC + 'far.open("a/b", "wb")', "fsspec writes to far://a/b (open)"),
@@ -399,6 +415,10 @@ PASSES = {
          "socket.getaddrinfo = resolve\n"  # a read that is a POST: it gets as far as the network
          "db = boto3.client('dynamodb', endpoint_url='http://store.invalid', **keys)\n"
          "try: db.get_item(TableName='ttt', Key={})\nexcept Exception as e: assert 'unhandled' in repr(e), e"),
+        ("pyarrow", ARROW + "dataset.write_dataset(table, 'arrow', format='parquet', filesystem=fs.LocalFileSystem())\n"
+         "dataset.write_dataset(table, f'file://{__import__(\"os\").getcwd()}/by_url', format='parquet')"),
+        ("polars", "import polars as p; p.DataFrame({'x': [1]}).write_parquet('here.parquet')\n"
+         "import io; p.DataFrame({'x': [1]}).write_csv(io.BytesIO()); assert p.DataFrame({'x': [1]}).write_csv()"),
     ),
     "fsspec": (
         ("fsspec", FSSPEC + "assert far.open('a/b').read() == b'read'; assert far.info('x')['size'] == 4"),

@@ -36,6 +36,18 @@ def _writing_mode(call: Call) -> str:
     return f"writes {plain(call.argument('filename', 'path', default=call.owner))}" if set(mode) & set("wax+") else ""
 
 
+_ELSEWHERE = re.compile(r"(?!file:)[a-z][a-z0-9+.-]+://", re.IGNORECASE)
+
+
+def _natively(call: Call) -> str:
+    """C++ or Rust writes it, past all that Python's own checks see: only the place tells where."""
+    system, place = call.argument("filesystem"), call.argument("base_dir", "file", "path", "target")
+    kind = getattr(getattr(system, "base_fs", system), "type_name", "local")
+    here = kind in ("local", "mock") or kind.startswith("py::")  # a file system in Python, which is checked itself
+    here = here and not any(_ELSEWHERE.match(str(each)) for each in (system, place))
+    return "" if here else f"writes {plain(place)}"
+
+
 # fmt: off
 STORAGE = (
     Client("boto3", "botocore.client", "BaseClient._make_api_call", judge=_aws, reads_may_post=True),
@@ -80,6 +92,9 @@ STORAGE = (
            " ".join(f"{kind}.open_output_stream .open_append_stream .create_dir .delete_* .copy_file .move"
                     for kind in ("S3FileSystem", "GcsFileSystem", "AzureFileSystem", "HadoopFileSystem")),
            "writes", "path src"),
+    Client("pyarrow", "pyarrow.dataset", "write_dataset", judge=_natively),
+    Client("polars", "polars.dataframe.frame", "DataFrame.write_*", judge=_natively),
+    Client("polars", "polars.lazyframe.frame", "LazyFrame.sink_*", judge=_natively),
     Client("hf_xet", "hf_xet", "upload_files upload_bytes", "uploads"),
     Client("paramiko", "paramiko.sftp_client",
            "SFTPClient.put .putfo .remove .unlink .rename .posix_rename .mkdir .rmdir .symlink .chmod .chown .utime "
