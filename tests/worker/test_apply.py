@@ -282,6 +282,13 @@ def kept_apart(rank: int, live: LiveDdp, broadcast_buffers: bool) -> dict[str, l
     return {name: value.flatten().tolist() for name, value in ddp.module.state_dict().items()}
 
 
+class Named(nn.Linear):
+    """Its forward has an argument by a name that autoddp has for the object around it."""
+
+    def forward(self, x: torch.Tensor, ddp: float = 1.0) -> torch.Tensor:
+        return super().forward(x) * ddp
+
+
 def threads(live: LiveDdp) -> list[int]:
     counts = [torch.get_num_threads()]
     for configuration in ({"threads": 3}, {"threads": 2, "bucket_cap_mb": 1}, {}):
@@ -324,6 +331,7 @@ def checks(rank: int) -> dict[str, Any]:
         "prepared": prepared_by_the_script(rank, live),
         "not seen": passes_not_seen(switch),
         "kept apart": {sends: kept_apart(rank, live, sends) for sends in (True, False)},
+        "named": DDP(Named(2, 2))(torch.ones(1, 2), ddp=0.0).tolist(),
         "threads": threads(live),
     }
 
@@ -414,6 +422,10 @@ def test_what_ddp_does_not_synchronise_stays_each_ranks_own(ranks: list[dict[str
         assert found["weight"] == [1.0] * 6  # rank 0's, though it is not contiguous
         assert (found["adapter"], found["own"]) == ([float(rank)] * 3, [float(rank)])
         assert found["shared"] == [0.0 if sends else float(rank)]
+
+
+def test_a_model_may_have_arguments_of_any_name(ranks: list[dict[str, Any]]) -> None:
+    assert [found["named"] for found in ranks] == [[[0.0, 0.0]]] * WORLD
 
 
 def test_only_what_torch_has_is_tried() -> None:

@@ -207,7 +207,7 @@ class Patch:
         return setstate
 
     def _tell_forward(self, before: private.Method) -> private.Method:
-        def _pre_forward(ddp: DDP, *inputs: Any, **kwargs: Any) -> Any:
+        def _pre_forward(ddp: DDP, /, *inputs: Any, **kwargs: Any) -> Any:  # a model may have an argument `ddp`
             if self.of(ddp) is None:
                 if _trains(ddp):
                     self.events.unknown_trains()
