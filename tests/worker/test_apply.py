@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import inspect
 import os
 import weakref
 from collections.abc import Iterable
@@ -300,6 +301,7 @@ def threads(live: LiveDdp) -> list[int]:
 def checks(rank: int) -> dict[str, Any]:
     untouched, sampled_as_written = train(DDP(Net()), rank), sampled(rank, None)
     rounded = with_torchs_hook(rank, None)
+    arguments = inspect.getfullargspec(DDP).args
     patch = Patch()
     switch = ReductionSwitch(patch.of)
     patch.install()
@@ -331,6 +333,7 @@ def checks(rank: int) -> dict[str, Any]:
         "prepared": prepared_by_the_script(rank, live),
         "not seen": passes_not_seen(switch),
         "kept apart": {sends: kept_apart(rank, live, sends) for sends in (True, False)},
+        "same arguments": inspect.getfullargspec(DDP).args == arguments,
         "named": DDP(Named(2, 2))(torch.ones(1, 2), ddp=0.0).tolist(),
         "threads": threads(live),
     }
@@ -422,6 +425,11 @@ def test_what_ddp_does_not_synchronise_stays_each_ranks_own(ranks: list[dict[str
         assert found["weight"] == [1.0] * 6  # rank 0's, though it is not contiguous
         assert (found["adapter"], found["own"]) == ([float(rank)] * 3, [float(rank)])
         assert found["shared"] == [0.0 if sends else float(rank)]
+
+
+def test_a_script_finds_the_arguments_that_torchs_constructor_has(ranks: list[dict[str, Any]]) -> None:
+    """As scripts do that work with several versions of torch, and leave out what they do not find."""
+    assert [found["same arguments"] for found in ranks] == [True] * WORLD
 
 
 def test_a_model_may_have_arguments_of_any_name(ranks: list[dict[str, Any]]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import os
 import sys
 import zlib
@@ -151,6 +152,8 @@ class Patch:
             wrapped.register_hook(configuration, self.start_step, self.around)
             self.events.built(wrapped)
 
+        # Some scripts pass on what they find among its arguments, by `inspect.getfullargspec`.
+        vars(construct)["__signature__"] = inspect.signature(construct_of_torch)
         return construct
 
     def _wrap_registration(self, register: Callable[..., None]) -> Callable[..., None]:
