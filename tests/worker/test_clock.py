@@ -154,6 +154,32 @@ def test_an_optimizer_made_anew_each_epoch(script: Script) -> None:
     assert sum(map(sum, epochs)) >= 6
 
 
+def test_an_optimizer_that_goes_on_with_more_parameters(script: Script) -> None:
+    """A head is trained first, then all: its optimizer is given the rest, or a new one of all takes its place."""
+    one = optimizer(script.ours)
+    assert sum(script.during(one.step) for _ in range(20)) > 0
+    one.add_param_group({"params": [script.second.weight]})
+    assert [script.during(one.step) for _ in range(4)] == [1] * 4
+    assert [script.during(optimizer(script.ours, script.second).step) for _ in range(4)] == [1] * 4
+
+
+def test_an_optimizer_of_more_in_the_same_cycle_changes_nothing(script: Script) -> None:
+    """The one of the head is the last in each cycle."""
+    whole, head = optimizer(script.ours, script.second), optimizer(script.ours)
+    cycles = [(script.during(whole.step), script.during(head.step)) for _ in range(6)]
+    assert cycles[3:] == [(0, 1)] * 3
+
+
+def test_an_optimizer_that_takes_the_place_of_another_one(script: Script) -> None:
+    """The script goes on with other parameters of the same model. A critic of a GAN makes fewer steps in a row."""
+    critic, generator = optimizer(script.ours), optimizer(script.second)
+    cycles = [(script.during(critic.step), script.during(generator.step)) for _ in range(5)]
+    assert cycles[-1] == (0, 1)
+    assert sum(script.during(critic.step) for _ in range(100)) == 0
+    assert script.during(generator.step) == 1
+    assert [script.during(critic.step) for _ in range(300)][-50:] == [1] * 50
+
+
 @pytest.mark.parametrize("kept", [False, True], ids=["freed", "not yet freed"])
 def test_one_model_after_another(script: Script, kept: bool) -> None:
     """Folds of a cross-validation. Ranks count alike, whenever the memory of the model before is freed."""

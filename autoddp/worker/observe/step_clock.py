@@ -23,6 +23,7 @@ _CYCLES = 3  # steps of the first optimizer seen before the clock is chosen
 _MOST_STEPS = 12  # of the first optimizer, after which parameters that no optimizer steps are no longer waited for
 _FORWARDS = 12  # reducing forward passes without any optimizer step: the script may have no optimizer
 _OTHERS = 12  # steps of other optimizers in a row after a model was built: then the script trains that one
+_MANY_OTHERS = 200  # the same where none was built: in some GANs a critic makes a hundred steps before its generator
 _MOST_FORWARDS = 1000  # the same with an optimizer: the script may accumulate over many, or a closure run many
 
 
@@ -65,7 +66,7 @@ class StepClock(DdpEvents, GradientHandler):
 
     def built(self, wrapped: Wrapped) -> None:
         """See `DdpEvents`. The script may train that model from here on instead of the earlier ones."""
-        self._built_since = self._clock is not None
+        self._built_since, self._others = self._clock is not None, 0
 
     def forward_begins(self, ddp: DDP) -> None:
         """See `DdpEvents`."""
@@ -116,9 +117,9 @@ class StepClock(DdpEvents, GradientHandler):
             self._others = 0
             self._end_step()
             self.forwards = 0
-        elif self._built_since:
+        elif self._clock is not None:
             self._others += 1
-            if self._others >= _OTHERS:
+            if self._others >= (_OTHERS if self._built_since else _MANY_OTHERS):
                 self._choose_again()
 
     def step_skipped(self, optimizer: Optimizer) -> None:
@@ -159,6 +160,8 @@ class StepClock(DdpEvents, GradientHandler):
 
         A discriminator may step several times before its generator does: as long as parameters under DDP have not been
         stepped at all, the last optimizer of the cycle may be yet to come.
+
+        Where the script goes on with more parameters, it is given them, or another optimizer takes its place.
         """
         if self._clock is None:
             if held not in self._seen:
@@ -170,4 +173,7 @@ class StepClock(DdpEvents, GradientHandler):
                 self._clock = self._seen[-1]
                 self.steps += self._counts[held] - 1  # this one is counted by the caller
                 self._watch(optimizer)
+        elif self._clock and held > self._clock and held not in self._seen:
+            self._clock = held
+            self._watch(optimizer)
         return held == self._clock
