@@ -30,6 +30,8 @@ TENSORS = {
     "float32": torch.randn(100, 40),
     "bfloat16": torch.randn(100, 40).bfloat16(),
     "complex": torch.randn(100, 20, dtype=torch.complex64),
+    "conjugate": torch.randn(100, 20, dtype=torch.complex64).conj(),
+    "its imaginary part": torch.randn(100, 20, dtype=torch.complex64).conj().imag,
     "one row": torch.randn(1, 4000),
     "transposed": torch.randn(40, 60).t(),
     "channels last": torch.randn(90, 4, 2, 2).contiguous(memory_format=torch.channels_last),

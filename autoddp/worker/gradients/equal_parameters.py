@@ -241,7 +241,8 @@ def sum_of_bits(tensor: torch.Tensor) -> torch.Tensor:
 
     In parts, because torch sums a copy in 64 bits: of a large embedding it would take up to eight times its memory.
     """
-    plain = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    # A parameter may be a conjugate that nobody has computed yet, and so may a gradient: that has no bits of its own.
+    plain = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor.resolve_neg()
     bits = plain.detach().view(_INTEGERS[plain.element_size()])
     if bits.numel() <= _AT_ONCE:
         return bits.sum(dtype=torch.int64)
