@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, Dataset, Sampler, Subset, default_collate, get_worker_info
 
 from autoddp.timing import STAGES
@@ -53,6 +54,19 @@ class _Backward(torch.autograd.Function):
     def backward(_context: Any, gradient: torch.Tensor) -> torch.Tensor:
         time.sleep(SLEEP)
         return gradient
+
+
+class _Sent(TorchDispatchMode):
+    """Notes the bytes of each all-reduce."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes: list[int] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function.overloadpacket is torch.ops.c10d.allreduce_:
+            self.bytes += [tensor.nbytes for tensor in args[0]]
+        return function(*args, **(kwargs or {}))
 
 
 class _Plain:
@@ -416,9 +430,16 @@ def parameters_under_experiments(rank: int) -> dict[str, Any]:
     script.recorded(2)
     script.experiments.apply(AS_IT_IS)
     script.steps(2)
+    torch.set_default_dtype(torch.float64)
+    script.experiments.apply(Experiment(added_bytes=1000))
+    added = script.experiments.stages.added
+    assert added is not None
+    with _Sent() as sent:
+        added(script.optimizer)
     return {
         "parameters": [p.detach() for p in script.model.parameters()],
         "threads": torch.get_num_threads() == changed,
+        "added in float64": sent.bytes,
     }
 
 

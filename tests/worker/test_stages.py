@@ -248,6 +248,7 @@ def test_what_changes_no_arithmetic_leaves_the_same_bits(tmp_path: Path) -> None
     written = on_ranks(2, parameters_as_written, tmp_path / "b")
     for one, other in zip(tried, written, strict=True):
         assert one["threads"]
+        assert one["added in float64"] == [1000]
         assert all(torch.equal(a, b) for a, b in zip(one["parameters"], other["parameters"], strict=True))
 
 

@@ -86,7 +86,8 @@ class Experiments:
         may step another optimizer.
         """
         ddp = next(wrapped.ddp for wrapped in self._patch.alive() if wrapped.ddp is not None)
-        tensor, group = torch.zeros(max(1, size // 4), device=self._device), ddp.process_group
+        tensor = torch.zeros(max(1, size // 4), dtype=torch.float32, device=self._device)
+        group = ddp.process_group
 
         def reduce(optimizer: Optimizer) -> bool:
             if not are_reduced(held_by(optimizer), self._patch.alive()):
