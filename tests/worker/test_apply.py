@@ -30,6 +30,7 @@ from autoddp.worker.gradients.deferred import ImplicitNoSync
 from autoddp.worker.gradients.switch import ReductionSwitch
 from autoddp.worker.graphs import Graphs
 from autoddp.worker.hooks import hook_for
+from autoddp.worker.hooks.exact import exact_mean
 from autoddp.worker.trial.experiments import Experiments
 from autoddp.worker.trial.live_ddp import LiveDdp, effects_of
 
@@ -173,6 +174,35 @@ def with_torchs_hook(rank: int, live: LiveDdp | None) -> torch.Tensor:
     if live is not None:
         live.apply(AS_WRITTEN)
     return end
+
+
+def with_state_by_bucket(rank: int, live: LiveDdp) -> dict[str, Any]:
+    """Whether a hook that keeps something for each bucket, from the second pass on, was ever given others."""
+    ddp = DDP(Net(), bucket_cap_mb=0.5)
+    calls, sizes = {"passes": 0, "fits": True}, dict[int, int]()
+
+    def script_hook(state, bucket):  # DDP reads a hook's annotations and wants its own types there
+        size = bucket.buffer().numel()
+        if state["passes"] > 1:
+            state["fits"] &= sizes.setdefault(bucket.index(), size) == size
+        state["passes"] += bucket.is_last()
+        return exact_mean(ddp.process_group, bucket)
+
+    ddp.register_comm_hook(calls, script_hook)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+    for step in range(3):
+        step_of(ddp, optimizer, rank, step)
+    for configuration in (EXACT[1], AS_WRITTEN):
+        live.apply(configuration)
+        for step in range(3):
+            step_of(ddp, optimizer, rank, step)
+    live.apply(AS_WRITTEN)
+    return {
+        **calls,
+        "buckets": len(sizes),
+        "differ": ranks_differ_by(vector(ddp)),
+        "own": ddp._comm_hooks[0][0] is script_hook,
+    }
 
 
 def in_another_group(rank: int, live: LiveDdp) -> float:
@@ -327,6 +357,7 @@ def checks(rank: int) -> dict[str, Any]:
         "sampled": (sampled_as_written, sampled(rank, live)),
         "carried over": carried_over(rank, live),
         "torch's hook": tuple(float((with_torchs_hook(rank, live) - end).abs().max()) for end in (rounded, untouched)),
+        "state by bucket": with_state_by_bucket(rank, live),
         "apart": in_another_group(rank, live),
         "reducers alive": reducers_alive(rank, live),
         "switched off": switched_off(rank, live),
@@ -382,6 +413,12 @@ def test_a_hook_of_torchs_own_stays(ranks: list[dict[str, Any]]) -> None:
     for as_written, exact in (found["torch's hook"] for found in ranks):
         assert as_written == 0
         assert exact > 1e-5  # else it would do nothing
+
+
+def test_a_hook_that_keeps_something_for_each_bucket_is_given_no_others(ranks: list[dict[str, Any]]) -> None:
+    """As torch's PowerSGD does. In the first pass after a turn the mean is exact."""
+    expected = {"passes": 3 + 2 + 2, "fits": True, "buckets": 3, "differ": 0.0, "own": True}
+    assert [found["state by bucket"] for found in ranks] == [expected] * WORLD
 
 
 def test_another_process_group_stays(ranks: list[dict[str, Any]]) -> None:

@@ -174,6 +174,12 @@ def has_hook(ddp: DDP) -> bool:
     return bool(getattr(ddp, "_comm_hooks", None))
 
 
+def hooks_of(ddp: DDP) -> list[tuple[Callable[..., Any], Any]]:
+    """The object's communication hooks in Python, each with its state: none or one. The list is not a copy."""
+    found: list[tuple[Callable[..., Any], Any]] = ddp._comm_hooks
+    return found
+
+
 def compiles_calls(module: nn.Module) -> bool:
     """Whether torch.compile compiles calls of `module`, or of a part of it."""
     return any(isinstance(m, torch._dynamo.OptimizedModule) or m._compiled_call_impl for m in module.modules())

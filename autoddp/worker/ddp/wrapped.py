@@ -22,7 +22,7 @@ from autoddp.worker.ddp.model import Model, parameters_digest
 from autoddp.worker.ddp.private import module_parameters, ranks_of
 from autoddp.worker.ddp.rebuild import attributes_made_of, construct_again
 from autoddp.worker.hooks import Hook, hook_for
-from autoddp.worker.hooks.exact import exact_mean
+from autoddp.worker.hooks.exact import exact_mean, exact_until
 
 register_by_torch = DDP.register_comm_hook
 """torch's own method, as it was before autoddp's stood in its place."""
@@ -142,6 +142,8 @@ class Wrapped:
         arguments = {**self.arguments, **as_arguments(configuration), **tried}
         if arguments.get("device_mesh") is None:
             arguments["process_group"] = ddp.process_group  # the script may have given the object another one
+        in_trial, has_final = not self._samples, private.has_final_buckets(ddp)
+        theirs = private.hooks_of(ddp) if self.hook_sees_buckets and in_trial and has_final else []
         self.is_rebuilt = True
         try:
             with self._as_it_was_built(ddp):
@@ -150,9 +152,30 @@ class Wrapped:
             self.is_rebuilt = False
         self.set_buffers(configuration)
         self.set_cuts(configuration)
-        if not self._samples:
+        if in_trial:
             self.leave_out_samples()
-        self.register_hook(configuration, start_step, around)
+        if theirs:
+            self._present = configuration, start_step, around
+            self._register_again(ddp, theirs)
+        else:
+            self.register_hook(configuration, start_step, around)
+
+    @staticmethod
+    def _register_again(ddp: DDP, theirs: list[tuple[Hook, Any]]) -> None:
+        """Register the script's hook anew, which is called once DDP has made its buckets for the second time.
+
+        It may keep something for each bucket, as torch's PowerSGD hook does. Those of a new reducer's first pass are
+        others than it has known.
+        """
+        ((hook, state),) = theirs
+        this = weakref.ref(ddp)  # what the reducer holds must not hold the object
+
+        def has_final_buckets() -> bool:
+            ddp = this()
+            return ddp is not None and private.has_final_buckets(ddp)
+
+        register_by_torch(ddp, state, exact_until(has_final_buckets, hook, ddp.process_group))
+        private.hooks_of(ddp)[:] = theirs  # a script may save them
 
     def set_buffers(self, configuration: Configuration) -> None:
         """Switch the broadcast of buffers off if `configuration` or an experiment says so, after the constructor.
