@@ -205,6 +205,22 @@ def with_state_by_bucket(rank: int, live: LiveDdp) -> dict[str, Any]:
     }
 
 
+def with_static_graph_of_its_own(rank: int, live: LiveDdp) -> float:
+    """How far the ranks are apart. The script accumulates under no_sync in all steps but the first, as torch needs."""
+    ddp = DDP(Net(), static_graph=True)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+    step_of(ddp, optimizer, rank, 0)
+    for step, configuration in enumerate((EXACT[0], EXACT[1], AS_WRITTEN), start=1):
+        live.apply(configuration)
+        for _ in range(2):
+            with ddp.no_sync():
+                ddp(data(rank, step)).square().mean().backward()
+            ddp(data(rank, step + 10)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return ranks_differ_by(vector(ddp))
+
+
 def in_another_group(rank: int, live: LiveDdp) -> float:
     """How far the ranks are apart after a turn, where the script has given each a process group of its own."""
     groups = [dist.new_group([one]) for one in range(WORLD)]
@@ -336,6 +352,7 @@ def checks(rank: int) -> dict[str, Any]:
     switch = ReductionSwitch(patch.of)
     patch.install()
     switch.install()
+    switch.learns_again = True
     implicit_no_sync = ImplicitNoSync(switch, patch.alive)
     add_handler(implicit_no_sync)
     counts, binding = Threads(os.environ.get("OMP_NUM_THREADS"), pinned=""), Binding(torch.device("cpu"))
@@ -358,6 +375,7 @@ def checks(rank: int) -> dict[str, Any]:
         "carried over": carried_over(rank, live),
         "torch's hook": tuple(float((with_torchs_hook(rank, live) - end).abs().max()) for end in (rounded, untouched)),
         "state by bucket": with_state_by_bucket(rank, live),
+        "static graph": with_static_graph_of_its_own(rank, live),
         "apart": in_another_group(rank, live),
         "reducers alive": reducers_alive(rank, live),
         "switched off": switched_off(rank, live),
@@ -419,6 +437,10 @@ def test_a_hook_that_keeps_something_for_each_bucket_is_given_no_others(ranks: l
     """As torch's PowerSGD does. In the first pass after a turn the mean is exact."""
     expected = {"passes": 3 + 2 + 2, "fits": True, "buckets": 3, "differ": 0.0, "own": True}
     assert [found["state by bucket"] for found in ranks] == [expected] * WORLD
+
+
+def test_a_static_graph_of_the_scripts_own_is_learned_again_under_no_sync(ranks: list[dict[str, Any]]) -> None:
+    assert [found["static graph"] for found in ranks] == [0.0] * WORLD
 
 
 def test_another_process_group_stays(ranks: list[dict[str, Any]]) -> None:

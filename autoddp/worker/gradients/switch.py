@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.errors import JobStops
 from autoddp.worker.ddp.patch import around_ddps_own
-from autoddp.worker.ddp.private import ask_before_preparing, must_reduce, version_of
+from autoddp.worker.ddp.private import ask_before_preparing, learns_order, must_reduce, version_of
 from autoddp.worker.ddp.wrapped import Wrapped
 
 
@@ -31,6 +31,10 @@ class ReductionSwitch:
         self.on = True
         self.put_off = False
         """Whether the backward pass of the present forward pass leaves its reduction to a later one."""
+        self.learns_again = False
+        """Whether a pass in which DDP learns a static graph reduces under `no_sync` too, where torch fails otherwise.
+
+        A trial begins with a new reducer, which learns it in whichever pass the script makes then."""
         self.script_prepares: Callable[[object], None] = lambda reducer: None
         """Called where a script prepares the reducer of an object whose last forward pass, if any, does not reduce."""
         self._read_by_ddp = False
@@ -63,7 +67,8 @@ class ReductionSwitch:
     def reduces(self, ddp: DDP) -> bool:
         """Whether the backward pass of this object's present forward pass reduces."""
         left_alone = must_reduce(ddp) or self._of(ddp) is None
-        return self.as_written(ddp) and (left_alone or (self.on and not self.put_off))
+        asked = self.as_written(ddp) or (self.learns_again and learns_order(ddp))
+        return asked and (left_alone or (self.on and not self.put_off))
 
     def _get(self, ddp: DDP) -> bool:
         if not self._read_by_ddp:

@@ -70,7 +70,7 @@ def start_tuning(config: WorkerConfig, launcher: LauncherClient, threads_given: 
     threads.watch()
     job = _TuningJob(config, launcher, patch, switch, threads)
     patch.events = job
-    switch.script_prepares = job.script_prepares
+    switch.script_prepares, switch.learns_again = job.script_prepares, True
     patch.install()
     switch.install()
     job.experiments.watch_collectives()
