@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from compile_checks import checks
 from on_ranks import on_ranks
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from autoddp.knobs import Configuration
+from autoddp.worker.ddp.backward import after_this_backward, when_backward_begins
+from autoddp.worker.ddp.handlers import DdpEvents
+from autoddp.worker.ddp.patch import Patch
 
 Ranks = list[dict[str, Any]]
 
@@ -22,6 +30,46 @@ def test_compiled_is_compiled_however_it_was_done(ranks: Ranks) -> None:
     inside, outside = (True, True), (True, False)
     expected = {"plain": (False, False), "inside": inside, "a part": inside, "around": outside, "method": outside}
     assert [rank["ways"] for rank in ranks] == [expected] * len(ranks)
+
+
+class Looks(DdpEvents):
+    """Looks at backward passes, as handlers do."""
+
+    told = 0
+
+    def returned(self, ddp: DDP, what: Any) -> Any:
+        when_backward_begins(what, lambda: after_this_backward(lambda: None))
+        return what
+
+    def python_reduces(self) -> None:
+        self.told += 1
+
+
+def with_python_reducer(rank: int) -> dict[str, Any]:
+    torch._dynamo.config.optimize_ddp = "python_reducer"
+    torch._dynamo.config.compiled_autograd = True
+    patch = Patch()
+    patch.configuration = Configuration({"gradient_as_bucket_view": True})
+    patch.events = events = Looks()
+    patch.install()
+    ddp = DDP(nn.Linear(4, 1, bias=False))
+    model = torch.compile(ddp, backend="aot_eager")
+
+    @torch.compile(backend="aot_eager")
+    def train(x: torch.Tensor) -> None:
+        model(x).sum().backward()
+
+    for _ in range(2):
+        ddp.zero_grad()
+        train(torch.full((1, 4), float(rank)))
+    gradient = ddp.module.weight.grad
+    return {"told": events.told, "has view": ddp.gradient_as_bucket_view, "gradient": gradient.tolist()}
+
+
+def test_a_model_whose_gradients_torch_reduces_in_python_stays_as_written(tmp_path: Path) -> None:
+    """torch.compile traces its passes whole, and cannot trace what handlers call there."""
+    expected = {"told": 1, "has view": False, "gradient": [[0.5] * 4]}
+    assert on_ranks(2, with_python_reducer, tmp_path) == [expected] * 2
 
 
 def test_what_autoddp_does_beside_the_forward_pass_is_not_compiled(ranks: Ranks) -> None:

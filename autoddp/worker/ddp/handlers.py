@@ -15,6 +15,9 @@ from autoddp.worker.ddp.wrapped import Wrapped
 UNPICKLED = "the script trains a DDP object that it has unpickled or copied"
 """See `DdpEvents.unknown_trains`."""
 
+IN_PYTHON = "torch.compile's python_reducer reduces the gradients of a DDP object"
+"""See `DdpEvents.python_reduces`."""
+
 PASSES_BY = "the script prepares the reducer of a DDP object itself, where no forward pass of the object does"
 """See `ReductionSwitch.script_prepares`."""
 
@@ -46,6 +49,12 @@ class DdpEvents:
 
     def unknown_trains(self) -> None:
         """An object that its constructor has not built, but pickle or `copy`, begins a forward pass of training.
+
+        It stays as the script has it, and there are no other events of it.
+        """
+
+    def python_reduces(self) -> None:
+        """An object was built whose passes torch.compile traces whole, and would trace whatever is called in them too.
 
         It stays as the script has it, and there are no other events of it.
         """
@@ -98,6 +107,11 @@ class DdpHandlers(DdpEvents):
         """See `DdpEvents`."""
         for one in tuple(self.handlers):
             one.unknown_trains()
+
+    def python_reduces(self) -> None:
+        """See `DdpEvents`."""
+        for one in tuple(self.handlers):
+            one.python_reduces()
 
     def script_captures(self, ddp: DDP) -> None:
         """See `DdpEvents`."""

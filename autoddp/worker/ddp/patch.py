@@ -132,6 +132,9 @@ class Patch:
             given = bind(ddp, args, kwargs)
             if given is None:  # not a valid call: let torch raise its own error
                 return construct_of_torch(ddp, *args, **kwargs)
+            if private.will_use_python_reducer():
+                construct_of_torch(ddp, **without_self(given))
+                return self.events.python_reduces()
             takes = not why_untouchable(given, given["module"]) and self.events.takes(given["module"])
             configuration = self.configuration if takes else AS_WRITTEN
             self._watch_forward()
@@ -212,7 +215,7 @@ class Patch:
     def _tell_forward(self, before: private.Method) -> private.Method:
         def _pre_forward(ddp: DDP, /, *inputs: Any, **kwargs: Any) -> Any:  # a model may have an argument `ddp`
             if self.of(ddp) is None:
-                if _trains(ddp):
+                if _trains(ddp) and not private.uses_python_reducer(ddp):
                     self.events.unknown_trains()
                 return before(ddp, *inputs, **kwargs)
             if is_capturing(device_of(ddp)):

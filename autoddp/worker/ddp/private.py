@@ -195,6 +195,11 @@ def uses_python_reducer(ddp: DDP) -> bool:
     return bool(getattr(ddp, "_use_python_reducer", False))
 
 
+def will_use_python_reducer() -> bool:
+    """Whether it will reduce the gradients of an object that is built now."""
+    return bool(torch._dynamo.config.optimize_ddp == "python_reducer")
+
+
 def steps_inside_backward(module: nn.Module) -> bool:
     """Whether an optimizer steps as soon as a gradient of `module` is ready."""
     return any(hasattr(p, "_in_backward_optimizers") for _, p in module.named_parameters())

@@ -28,7 +28,7 @@ from autoddp.log import tell
 from autoddp.wire import WorkerConfig
 from autoddp.wire.started_with import started_with
 from autoddp.worker.ddp.arguments import AVAILABLE_ARGUMENTS
-from autoddp.worker.ddp.handlers import CAPTURES, UNPICKLED, DdpHandlers
+from autoddp.worker.ddp.handlers import CAPTURES, IN_PYTHON, UNPICKLED, DdpHandlers
 from autoddp.worker.ddp.model import parameters_digest
 from autoddp.worker.ddp.patch import Patch, watch_joins
 from autoddp.worker.ddp.unreduced import Unreduced, compare
@@ -200,6 +200,10 @@ class _Applied(DdpHandlers):
         if not self._has_unpickled:
             self._has_unpickled = True
             _warn(f"{UNPICKLED}: that one runs as written, without the recipe")
+
+    def python_reduces(self) -> None:
+        """See `DdpEvents`."""
+        _warn(f"{IN_PYTHON}: that one runs as written, without the recipe")
 
     def _joins(self, ddp: DDP) -> None:
         """The script enters `join()`, and from some step on DDP is to divide by fewer ranks than a hook does."""

@@ -16,7 +16,7 @@ from autoddp.knobs import Configuration, ObservedSteps
 from autoddp.knobs.ddp_arguments import GRADIENT_AS_BUCKET_VIEW, STATIC_GRAPH
 from autoddp.wire import LauncherClient, WorkerConfig
 from autoddp.wire.started_with import started_with
-from autoddp.worker.ddp.handlers import CAPTURES, PASSES_BY, UNPICKLED, DdpHandlers
+from autoddp.worker.ddp.handlers import CAPTURES, IN_PYTHON, PASSES_BY, UNPICKLED, DdpHandlers
 from autoddp.worker.ddp.inputs import InputsSeen
 from autoddp.worker.ddp.model import parameters_digest
 from autoddp.worker.ddp.patch import Patch, watch_uneven_inputs
@@ -153,6 +153,11 @@ class _TuningJob(DdpHandlers):
         """See `DdpEvents`. Its steps cannot be measured, so tuning ends."""
         self._launcher.hello()  # the script trains with DDP, even if it has built no object in this process
         stopper(self._config.socket)(f"{UNPICKLED}: no configuration can be applied to that one")
+
+    def python_reduces(self) -> None:
+        """See `DdpEvents`. Tuning ends."""
+        self._launcher.hello()
+        stopper(self._config.socket)(f"{IN_PYTHON}: no configuration can be applied to that one")
 
     def script_captures(self, ddp: DDP) -> None:
         """See `DdpEvents`. Tuning ends: another configuration would free the buckets that the graph writes into."""
