@@ -75,6 +75,11 @@ class Examination:
         each = [(self._finding(suspicion, proof), proof) for suspicion, proof in proofs]
         findings = [finding for finding, _ in each if finding is not None]
         unpriced = [(one, proof) for one, proof in proofs if proof.price is None and one.guess == math.inf]
+        undecided = {
+            suspicion.cause: proof.price
+            for (suspicion, proof), (finding, _) in zip(proofs, each, strict=True)
+            if finding is None and proof.price is not None and self._prover.is_open(proof.price)
+        }
         proved = {one.cause: proof for one, proof in each if one is not None and one.status == "proved"}
         findings = told_apart(findings, WORTHWHILE * self._seconds(evidence), evidence.mean(evidence.transfer))
         waterfall = self._waterfall(findings, proved, evidence)
@@ -89,8 +94,9 @@ class Examination:
             not_measured=[
                 *words.not_measured(evidence, self._prover.alone, self._around.job, findings),
                 *map(_untold, unpriced),
+                *(words.undecided(cause, price) for cause, price in undecided.items()),
             ],
-            verdict=words.verdict(evidence, findings, waterfall, scaling),
+            verdict=words.verdict(evidence, findings, waterfall, scaling, [*undecided]),
             spent=self._rounds.spent,
         )
 

@@ -9,6 +9,7 @@ from autoddp.diagnose.causes import CAUSES
 from autoddp.diagnose.evidence import Evidence
 from autoddp.diagnose.findings import WORTHWHILE, Finding, Level, Scaling
 from autoddp.diagnose.signs import waiting_by_turns, waits_for_a_core
+from autoddp.timing import Difference
 from autoddp.units import milliseconds, percent
 from autoddp.wire import JobFacts
 
@@ -108,8 +109,20 @@ def threads_beside(alone: Sequence[Evidence]) -> float:
     return least if least >= _MUCH * statistics.fmean(block.seconds for block in alone) else 0.0
 
 
-def verdict(evidence: Evidence, findings: Sequence[Finding], waterfall: Sequence[Level], scaled: Scaling) -> list[str]:
-    """At most three lines, the most important one first."""
+def undecided(cause: str, price: Difference) -> str:
+    """What is said of a cause that rounds have neither proved nor refuted, and that may well cost nothing."""
+    low, high = milliseconds(price.low), milliseconds(price.high)
+    return f"whether {cause} costs anything: {low} to {high} ms per step, because the rounds differed too much"
+
+
+def verdict(
+    evidence: Evidence,
+    findings: Sequence[Finding],
+    waterfall: Sequence[Level],
+    scaled: Scaling,
+    unsure: Sequence[str] = (),
+) -> list[str]:
+    """At most three lines, the most important one first. `unsure`: causes that are no findings, and not refuted."""
     seconds = statistics.fmean(evidence.steps)
     proved = [one for one in findings if one.status == "proved"]
     own, where, stage = next(iter(undivided(evidence)), (0.0, "", ""))
@@ -141,7 +154,12 @@ def verdict(evidence: Evidence, findings: Sequence[Finding], waterfall: Sequence
             lines.append(f"Also proved: {', '.join(others)}{end}")
     elif not findings:
         rest = f", of which the script spends {milliseconds(own)} ms {where}" if own else ""
-        lines.append(f"Nothing found that costs 3 % of a step of {milliseconds(seconds)} ms{rest}")
+        costs = f"that costs 3 % of a step of {milliseconds(seconds)} ms{rest}"
+        if unsure:
+            tell = f"the rounds differed too much to tell what {' and '.join(unsure)} cost{'s' * (len(unsure) == 1)}"
+            lines.append(f"Nothing found for sure {costs}; {tell}")
+        else:
+            lines.append(f"Nothing found {costs}")
     elif own <= findings[0].seconds:  # else the next line says more
         lines.append("Nothing proved that costs 3 % of a step")
     if no_core > max((one.seconds for one in findings), default=0.0):
