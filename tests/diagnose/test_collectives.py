@@ -22,7 +22,12 @@ from autoddp.diagnose.collectives.fewer_threads import found, planned
 from autoddp.diagnose.collectives.merging import merged, runs, side_by_side
 from autoddp.diagnose.collectives.program import Played, Script, _idle, _of_gaps, script_of
 from autoddp.diagnose.collectives.recording import Call, Group, Look, Place, Process, Recording, Sums, Use
-from autoddp.diagnose.collectives.recording_files import _without_start, _without_trial, stands_in_several
+from autoddp.diagnose.collectives.recording_files import (
+    _without_start,
+    _without_trial,
+    stands_in_several,
+    with_waits_at_once,
+)
 from autoddp.diagnose.collectives.standing import where_ranks_stand
 from autoddp.diagnose.collectives.steps import period_of, steps_of
 from autoddp.diagnose.collectives.table import beside_ddp, calls_of, different_calls, table
@@ -178,6 +183,35 @@ def test_a_rank_that_calls_nobody_holds_up_no_pipeline() -> None:
     step = place(30, "step of SGD", "step of SGD", None)
     alone = process(2, [call(step, -1, 1.0 + n * 0.1, 0.0) for n in range(60)])
     assert not suspected_late(Recording(tuple(replace(one, ranks=3) for one in (*one_after_another(), alone))))
+
+
+def started(at: float, number: int, waits: float, takes: float = 1e-3, line: int = 10) -> Call:
+    """A call that the script has started at this time, and waits for after so many seconds."""
+    back = at + 5e-6
+    return Call(place(line), number, 400, at, back, back + waits, back + waits + takes, is_blocking=False)
+
+
+def test_a_call_that_is_waited_for_at_once_is_blocking() -> None:
+    """`all_reduce(t, async_op=True).wait()` many times in a row is many small calls, though each is only started."""
+    calls = [started(1.0 + step * 0.1 + nth * 1.1e-3, 20 * step + nth, 2e-6) for step in range(10) for nth in range(20)]
+    recording = Recording(tuple(process(rank, with_waits_at_once(calls)) for rank in (0, 1)))
+    steps = steps_of(recording)
+    (row,) = table(recording)
+    assert row.is_blocking
+    assert row.waiting is not None
+    assert [*CAUSES["small_collectives"].suspect(Job(recording, steps, [row], script_of(recording, steps), 2))]
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        [started(1.0 + n * 5e-3, n, 1e-3) for n in range(40)],  # something is computed meanwhile
+        [started(1.0 + n // 2 * 5e-3 + n % 2 * 1e-5, n, 2e-5 if n % 2 == 0 else 1.1e-3) for n in range(40)],
+        [started(1.0 + n * 5e-3, n, 2e-6 if n % 2 else 1e-3) for n in range(40)],  # now so, now otherwise
+    ],
+)
+def test_a_call_beside_which_something_goes_on_is_only_started(calls: list[Call]) -> None:
+    assert with_waits_at_once(calls) == calls
 
 
 def test_parts_of_one_call_are_one_call() -> None:

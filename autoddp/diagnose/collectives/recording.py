@@ -107,6 +107,9 @@ class Call:
     """CPU time of the thread when the script itself has waited for the end; 0 where it has not, or it is not known."""
     root: int = -1
     """The rank in the group that sends to the others, or collects; -1 where all do the same."""
+    at_once: bool = False
+    """Whether it is blocking because the script itself waits for it at once: `all_reduce(…, async_op=True).wait()`,
+    or the same with a method of the group."""
 
     @property
     def ended(self) -> float:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 
 from autoddp.codec import decode
 from autoddp.diagnose.collectives.recording import OFTEN, Call, Group, Look, Place, Process, Recording, Sums, Use
@@ -25,6 +27,7 @@ from autoddp.wire.recorded_calls import (
     OF_A_CALL,
     OF_A_PLACE,
     PLACES_FROM,
+    SHORT_GAP,
     SUMS,
     TRIAL,
     BuildsNamed,
@@ -43,6 +46,7 @@ from autoddp.wire.recorded_calls import (
     names,
 )
 
+_NEARLY = 0.9  # of the calls of a place
 _MANY = 20  # calls of a place, from which it is surely no part of the start
 
 
@@ -205,6 +209,7 @@ def _process(path: Path) -> Process | None:
     if renewed := _renewed(calls, places.values()):
         places = {number: renewed.get(place, place) for number, place in places.items()}
         calls = [replace(call, place=renewed[call.place]) if call.place in renewed else call for call in calls]
+    calls = with_waits_at_once(calls)
     # If there are not too many, all single calls are there, also those after the last look.
     sums = _sums(calls) if made <= CALLS else {}
     for number, place in places.items() if made > CALLS else ():
@@ -236,6 +241,30 @@ def _process(path: Path) -> Process | None:
         waits_in_gaps=numbers[Header.WAITED_IN_GAPS] / max(1e-9, numbers[Header.GAPS]),
         in_threads=stands_in_several(calls),
     )
+
+
+def with_waits_at_once(calls: Sequence[Call]) -> list[Call]:
+    """The calls, with those as blocking that the script starts only to wait for them at once: nothing runs meanwhile.
+
+    A place counts if nearly all of its calls are so. Between some of them the process may have lost its core.
+    """
+    started = [call for call in calls if call.place.group is not None and not call.is_blocking]
+    waits = sorted(call.wait_began for call in started if call.wait_ended)
+    following = {id(one): after for one, after in pairwise(calls)}
+    gaps: dict[Place, list[float]] = {}
+    at_once: set[int] = set()
+    for call in started:
+        after = following.get(id(call))
+        others = bisect_left(waits, call.wait_began) - bisect_right(waits, call.returned)
+        if call.wait_ended and not others and (after is None or after.began >= call.wait_ended):
+            gaps.setdefault(call.place.of_any_group, []).append(call.wait_began - call.returned)
+            at_once.add(id(call))
+    counts = Counter(call.place.of_any_group for call in started)
+    places = {
+        place for place, of_it in gaps.items() if len(of_it) >= _NEARLY * counts[place] and median(of_it) <= SHORT_GAP
+    }
+    blocks = {id(call) for call in started if id(call) in at_once and call.place.of_any_group in places}
+    return [replace(call, is_blocking=True, at_once=True) if id(call) in blocks else call for call in calls]
 
 
 def stands_in_several(calls: Sequence[Call]) -> bool:

@@ -44,7 +44,9 @@ class BlockingCollectives(Cause):
             f"used in {before[lines[0]]} first"
         )
         # The watch has seen a few steps, and no code that reads memory past torch.
-        is_started = not any(wait.call.is_blocking for wait in waited if wait.call.place.where == lines[0])
+        is_started = not any(
+            wait.call.is_blocking and not wait.call.at_once for wait in waited if wait.call.place.where == lines[0]
+        )
         how = f"work = dist.{what}(…, async_op=True), and work.wait()"
         later = (
             f"{'it has async_op=True: move its work.wait() to stand' if is_started else how} before "
@@ -144,7 +146,7 @@ def _waits(process: Process, played: Sequence[Played], uses: dict[tuple[Place, i
 def _counted(call: Call) -> Iterator[tuple[float, float]]:
     """When what `Use.calls` counts began and was over: the call, and the wait for one that was only started."""
     yield call.began, call.back
-    if call.wait_ended and not call.is_blocking:
+    if call.wait_ended and (call.at_once or not call.is_blocking):
         yield call.wait_began, call.wait_ended
 
 
