@@ -418,6 +418,34 @@ def test_the_lines_to_change_take_no_result_before_it_is_there(what: str, method
 
 
 @pytest.mark.parametrize(
+    ("method", "function"),
+    [
+        ("allreduce", "all_reduce"),
+        ("allreduce_coalesced", "all_reduce_coalesced"),
+        ("allgather", "all_gather"),
+        ("alltoall", "all_to_all"),
+        ("broadcast", "broadcast"),
+        ("reduce_scatter", "reduce_scatter"),
+    ],
+)
+def test_a_method_of_a_group_is_advised_as_a_function_that_there_is(method: str, function: str) -> None:
+    assert place(10, method, method).as_function == function
+    assert callable(getattr(dist, function))
+
+
+@pytest.mark.parametrize(("method", "call_of_all"), [("allreduce", "dist.all_reduce(flat"), ("alltoall", "(got, rows")])
+def test_the_lines_to_change_for_methods_of_a_group_call_functions(method: str, call_of_all: str) -> None:
+    ranks = []
+    for one in loop(40).processes:
+        calls = [replace(made, place=place(made.place.line, method, method)) for made in one.calls]
+        ranks.append(process(one.rank, calls))
+    recording = Recording(tuple(ranks))
+    steps = steps_of(recording)
+    (found,) = CAUSES["small_collectives"].suspect(Job(recording, steps, [], script_of(recording, steps), 2))
+    assert call_of_all in found.fix
+
+
+@pytest.mark.parametrize(
     ("what", "method"), [("all_to_all_single", "alltoall_base"), ("reduce_scatter", "reduce_scatter")]
 )
 def test_the_lines_to_change_keep_the_pieces_of_each_rank(what: str, method: str) -> None:

@@ -60,6 +60,12 @@ class Place:
         return f"{os.path.basename(self.file)}:{self.line}"
 
     @property
+    def as_function(self) -> str:
+        """The function of torch.distributed that does this, also where the script calls a method of the group."""
+        name = self.collective.replace("allreduce", "all_reduce").replace("allgather", "all_gather")
+        return name.replace("alltoall", "all_to_all")
+
+    @property
     def is_step(self) -> bool:
         """Whether this is an optimizer's step."""
         return self.method.startswith("step of ")

@@ -34,7 +34,7 @@ class BlockingCollectives(Cause):
             return
         lines = places_of(script, keys)
         changed = (one.call.place for of_rank in script.played.values() for one in of_rank if one.key in keys)
-        took, what = seconds_in(script, keys), next(one for one in changed if one.where == lines[0]).collective
+        took, what = seconds_in(script, keys), next(one for one in changed if one.where == lines[0]).as_function
         waited = [wait for of_rank in waits.values() for wait in of_rank if wait.key in keys]
         used = {line: sorted({wait.use for wait in waited if wait.call.place.where == line}) for line in lines}
         before = {line: _listed(use.where for use in of_it) for line, of_it in used.items()}

@@ -51,7 +51,7 @@ class ScalarCollectives(Cause):
         if not several and calls <= _RARELY:
             return
         first = calls_at(script, keys, lines[0])[0]
-        what = first.call.place.collective
+        what = first.call.place.as_function
         one = "s" if len(lines) == 1 else ""
         seen = f"{' and '.join(lines[:2])} send{one} single numbers, {job.times(calls)}, and wait{one} for the answer"
         if several:

@@ -27,7 +27,7 @@ class SmallCollectives(Cause):
         in_a_row = len(keys) / len(set(into.values()))
         lines = places_of(script, keys)
         made = {line: calls_at(script, keys, line) for line in lines}
-        function = {line: of_it[0].call.place.collective for line, of_it in made.items()}
+        function = {line: of_it[0].call.place.as_function for line, of_it in made.items()}
         run_of = {line: {into.get(one.key, one.key) for one in of_it} for line, of_it in made.items()}
         together = [line for line in lines[1:] if run_of[line] & run_of[lines[0]]]
         apart = [f"{line} ({function[line]})" for line in lines[1:] if line not in together]
