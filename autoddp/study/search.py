@@ -406,7 +406,8 @@ class Study:
         return [*self._semifinals[-1].ranked, *(c for c in ranked if c not in cheap)]
 
     def _decide(self, won: Headroom, ladder: tuple[Standing, ...], ended: str) -> Decision:
-        if won.high < WORTHWHILE and not self._trials.records:
+        # Without a headroom, settings of computing may gain all the same: there must have been time for them.
+        if won.high < WORTHWHILE and not (self._trials.records or self._trials.no_time or ended):
             share, most = percent(won.share, ".1f"), percent(won.high, ".1f")
             surely = f"only {share} of the step could be won, surely no more than {most}"
             surely = surely if self._facts.micro_batches else NEVER_REDUCES

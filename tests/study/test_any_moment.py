@@ -232,6 +232,27 @@ def test_what_there_was_no_time_to_try_is_not_said_to_gain_nothing() -> None:
     assert why.endswith("m would decide it")
 
 
+@pytest.mark.parametrize("why", ["", "--budget 5 min 0 s is over"])
+def test_threads_that_there_was_no_time_to_try_are_not_said_to_gain_nothing(why: str) -> None:
+    """A step of 12 s that hardly communicates: twice as fast with other threads, and the headroom takes the time."""
+
+    def computing(configuration: Configuration) -> float:
+        return 200.0 if configuration.get("threads") == 4 else 400.0
+
+    def spoil(_index: int, configuration: Configuration) -> None:
+        if why and configuration != AS_WRITTEN:
+            raise TuningOver(why)
+
+    link = {"link_mib_per_second": 20000.0, "latency": 1e-5, "noise": 1e-4, "copies": 0.0}
+    job = SimulatedJob(**link, computing=computing, time=1000.0 if why else 300.0, spoil=spoil)
+    outcome = Study(job, facts(thread_counts=(4,)), StudySettings(trials=20), Observer()).run()
+    assert outcome.headroom_interval[1] < 0.03
+    assert not outcome.trials
+    assert outcome.decision.is_open
+    assert outcome.decision.why.startswith("there was no time for a trial: your settings stay; headroom up to ")
+    assert outcome.decision.why.endswith("m would decide it")
+
+
 @pytest.mark.parametrize("last", [9, 10, 13])
 def test_what_ends_a_further_round_of_the_headroom_leaves_an_answer(last: int) -> None:
     """Four rounds are enough for one: a script that takes long to start may spend a budget on the others."""
