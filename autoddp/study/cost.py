@@ -20,6 +20,8 @@ _ASSUMED = 30.0  # seconds that tuning may take in any case, see `attempts.job.d
 _BLOCKS = 16  # that one start of a short script has room for
 _FEWEST = 2  # steps of a block of a short script, and of a warm-up
 _MOST_AT_FIRST = 8  # the same, as long as the script may turn out to be short
+_FEW = 3  # steps of a block: in fewer, one in which the script evaluates or saves moves the median
+_INTERRUPTED = 1.5  # times as long as usual: more than noise, where steps are few because they are long
 
 
 class Cost:
@@ -138,6 +140,18 @@ class Cost:
         most = self._most(configuration.steps_per_update)
         done = self._measured(configuration, min(warmup, most), min(steps, most), reduce, apply)
         return Block(done.seconds, done.slowest)
+
+    def undisturbed(
+        self, configuration: Configuration, warmup: int, steps: int, usual: float = math.inf, *, apply: bool = True
+    ) -> Block:
+        """A block; where the script seems to have evaluated or saved in one of few steps, the same steps once more.
+
+        `usual`: seconds of a step so far, where that is known. What takes as long again was no interruption.
+        """
+        block = self.block(configuration, warmup, steps, apply=apply)
+        if len(block.seconds) >= _FEW or block.median < _INTERRUPTED * min(usual, *block.seconds):
+            return block
+        return self.block(configuration, 0, len(block.seconds), apply=False)
 
     def recorded(
         self,

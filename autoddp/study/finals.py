@@ -268,7 +268,9 @@ class Finals(Rounds):
         for _ in range(_STARTS_OF_A_ROUND):
             for configuration in missing:
                 try:
-                    block = self._cost.block(configuration, *self._budget.turn(configuration, expected[configuration]))
+                    turn = self._budget.turn(configuration, expected[configuration])
+                    before = [block.median for block in blocks[configuration]]
+                    block = self._cost.undisturbed(configuration, *turn, median(before or [expected[configuration]]))
                     found[configuration] = self._cost.start.number, block
                 except TrialFailed:
                     found.pop(configuration, None)

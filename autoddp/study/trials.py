@@ -283,7 +283,7 @@ class Trials:
         at_once = configuration.steps_per_update
         try:
             steps = budget.block(budget.step, at_once)
-            first = self._cost.block(configuration, budget.warmup_of(configuration), steps)
+            first = self._cost.undisturbed(configuration, budget.warmup_of(configuration), steps)
             limit = best * (_HOPELESS_AT_FIRST if budget.gains(first.median) else _HOPELESS)
             if first.median > limit and (more := budget.until_settled(first.median)):
                 steps = budget.block(first.median, at_once)  # they are short: a verdict from a few would be noise
@@ -302,7 +302,8 @@ class Trials:
             if StepBudget(first.median).slow:
                 return self._add(configuration, "measured", [first], "", error)
             settling = budget.settling(first.median)
-            second = self._cost.block(configuration, settling, budget.block(first.median, at_once), apply=False)
+            steps = budget.block(first.median, at_once)
+            second = self._cost.undisturbed(configuration, settling, steps, apply=False)
         except TrialFailed as failure:
             return self._add(configuration, "failed", [], str(failure))
         return self._add(configuration, "measured", [first, second], "", error)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import functools
 import random
+from typing import Any
 
 import pytest
 from launchers import whole
 from simulated import SimulatedJob, facts
 
+from autoddp import codec
 from autoddp.knobs import AS_WRITTEN, Configuration, Rung
 from autoddp.study import Observer, Outcome, Study, StudySettings, TrialFailed, TuningOver
 from autoddp.study.cost import Cost
+from autoddp.wire import BlockDone
 
 SLOW = {"link_mib_per_second": 22.0, "latency": 0.001}  # as 200 Mbit/s: a step of 1.1 s, of which 30 ms are computing
 
@@ -251,6 +254,31 @@ def test_threads_that_there_was_no_time_to_try_are_not_said_to_gain_nothing(why:
     assert outcome.decision.is_open
     assert outcome.decision.why.startswith("there was no time for a trial: your settings stay; headroom up to ")
     assert outcome.decision.why.endswith("m would decide it")
+
+
+class Evaluating(SimulatedJob):
+    """The script evaluates, for as long as twenty steps, in the last step of measurement number `at`."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__(**SLOW)
+        self._at = at
+
+    def __call__(self, *given: Any, **named: Any) -> BlockDone:
+        done = super().__call__(*given, **named)
+        if done.index != self._at or not done.seconds:
+            return done
+        self.clock += 20.0
+        return codec.replace(done, seconds=(*done.seconds[:-1], done.seconds[-1] + 20.0))
+
+
+def test_wherever_a_script_of_long_steps_evaluates_it_gets_its_gain() -> None:
+    """A block has one or two of such steps: a round told nothing, and a rung was left for what its first trial met."""
+    for at in range(asked_by(SimulatedJob(**SLOW))):
+        job = Evaluating(at)
+        outcome = run(job)
+        launched = next(one for one in outcome.ladder if one.configuration == outcome.decision.configuration)
+        assert gain(job, outcome) > 1.9, at
+        assert launched.speedup.ratio == pytest.approx(gain(job, outcome), rel=0.05), at
 
 
 @pytest.mark.parametrize("last", [9, 10, 13])
