@@ -79,11 +79,16 @@ def processes_per_node(torchrun: argparse.Namespace) -> int:
 
 
 def node_range(torchrun: argparse.Namespace) -> tuple[int, int]:
-    """Fewest and most nodes. Under a static rendezvous torch waits for the most, whatever the fewest are."""
+    """Fewest and most nodes. Under a static rendezvous torch waits for the most, whatever the fewest are.
+
+    Under --standalone no other node can come, because torch takes any free port, and a run id that nobody knows.
+    """
     from torch.distributed.run import parse_min_max_nnodes
 
     fewest, most = parse_min_max_nnodes(torchrun.nnodes)
-    waits_for_all = torchrun.rdzv_backend == "static" and not torchrun.standalone and 1 <= fewest <= most
+    if torchrun.standalone and 1 <= fewest <= most:
+        return int(fewest), int(fewest)
+    waits_for_all = torchrun.rdzv_backend == "static" and 1 <= fewest <= most
     return int(most if waits_for_all else fewest), int(most)
 
 

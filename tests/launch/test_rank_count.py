@@ -15,7 +15,7 @@ from autoddp.commandline.words import parse
 from autoddp.errors import UsageError
 from autoddp.topology import NumaNode, numa_nodes
 from autoddp.topology.system.machine import cpu
-from autoddp.torchrun.options import torchrun_parser
+from autoddp.torchrun.options import node_range, torchrun_parser
 
 GIVEN = {
     "--nproc-per-node 1 train.py": True,
@@ -44,6 +44,13 @@ def test_a_standalone_job_on_a_node_of_a_cluster(trials, monkeypatch):
     monkeypatch.setenv("PET_NODE_RANK", "1")
     words = ["--standalone", "--nnodes", "1", "--nproc-per-node", "2", "--trials", trials, "train.py"]
     assert choose(parse(words)).as_torchrun is (trials == "0")
+
+
+def test_a_standalone_job_is_on_one_host_whatever_the_range_is():
+    """No other host can come. It met other jobs of this host at torchrun's usual port, or found the port taken."""
+    options = parse(["--standalone", "--nnodes", "1:3", "--nproc-per-node", "2", "--trials", "3", "train.py"])
+    assert not choose(options).several_nodes
+    assert node_range(options.torchrun) == (1, 1)
 
 
 @pytest.mark.skipif(torchrun_parser().get_default("master_port") is not None, reason="an older torch reads it")
