@@ -151,7 +151,7 @@ class Tuning:
         """What is tuned, as it was before: the user may change the files of the script meanwhile."""
         # The hosts have met: no start of the script waits for further ones, where --nnodes is a range.
         self._torchrun = copy.copy(self.options.torchrun)
-        self._torchrun.nnodes = str(self.hosts.nodes)
+        self._torchrun.nnodes, self._torchrun.node_rank = str(self.hosts.nodes), self.hosts.rank
         self._own_network = {} if self.hosts.several else on_one_host(os.environ)
         self.communication: CommunicationDiagnosis | None = None
         """What the script communicates by itself, and why it takes so long; None where it was not asked for."""

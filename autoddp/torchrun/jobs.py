@@ -25,6 +25,7 @@ from autoddp.torchrun.surroundings import (
     environment_with,
     follow_clock_as_told,
     for_own_workers,
+    number_host,
     quiet_elastic,
     signal_handlers_kept,
 )
@@ -40,6 +41,8 @@ def run_real_job(torchrun: argparse.Namespace) -> None:
 
 def run_tuning_job(torchrun: argparse.Namespace, folder: Path, number: int) -> str:
     """One attempt: the script's workers with this process's environment. Blocks; "" or why it failed.
+
+    `torchrun.node_rank` is this host's number at the meeting, under any rendezvous.
 
     Elastic restarts nothing, because each attempt has to begin with the user's files as they are. Elastic's own lines
     go to the attempt's folder, as do the workers' stdout and stderr, one file per rank.
@@ -57,8 +60,11 @@ def run_tuning_job(torchrun: argparse.Namespace, folder: Path, number: int) -> s
     # Elastic sleeps so long before it looks at its ranks. An attempt whose ranks have ended is killed after 20 seconds,
     # and of one that elastic has not looked at nobody learns that a rank has failed.
     arguments.monitor_interval = min(arguments.monitor_interval, LOOKS)
-    fresh = FRESH_STORE if node_range(torchrun)[1] > 1 and _agents_share_one_store() else {}
+    is_several = node_range(torchrun)[1] > 1
+    fresh = FRESH_STORE if is_several and _agents_share_one_store() else {}
     follow_clock_as_told()
+    if is_several:
+        number_host(torchrun.node_rank)
     with quiet_elastic(folder / "elastic.log"), environment_with(fresh):
         return _run_without_restarts(arguments)
 

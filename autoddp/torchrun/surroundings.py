@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 import signal
@@ -73,6 +74,19 @@ def follow_clock_as_told() -> None:
     """Go by the clock that the launcher which has started this process goes by, see `follow_clock`."""
     if ahead := float(os.environ.get(AHEAD, "0")):
         _follow(ahead)
+
+
+def number_host(number: int) -> None:
+    """From here on torch's rendezvous in this process takes the number for the process id, which tells hosts apart.
+
+    It sorts hosts by their addresses, and those of one address, as two launchers on one machine, by these ids: in each
+    attempt rank 0 might be another launcher's.
+    """
+    from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+
+    generator: Any = dynamic_rendezvous._NodeDescGenerator
+    theirs = generator.generate
+    generator.generate = lambda *given, **named: dataclasses.replace(theirs(*given, **named), pid=number)
 
 
 class _Log(logging.FileHandler):

@@ -2,9 +2,11 @@
 
 import functools
 import json
+import sys
 
 import pytest
 from launchers import BRIEF, SCRIPTS, start, whole
+from torch.distributed import TCPStore
 
 from autoddp.recipe import load
 
@@ -80,6 +82,40 @@ def test_a_crash_on_one_host_costs_only_its_trial(lab, tmp_path):
     assert [launch.returncode for launch in launches] == [0, 0], launches[0].stderr[-2000:]
     for study in summaries(launches):
         assert [trial["state"] == "failed" for trial in study["trials"]] == [True, False, False]
+
+
+NUMBERED = """
+import os, sys
+from pathlib import Path
+from autoddp.commandline.words import parse
+from autoddp.torchrun.jobs import run_tuning_job
+
+port, attempt, script = sys.argv[1:]
+meet = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--local-addr", "127.0.0.1"]
+torchrun = parse(["--nnodes", "2", "--nproc-per-node", "1", *meet, script]).torchrun
+torchrun.node_rank = int(os.environ["NUMBER"])
+sys.exit(run_tuning_job(torchrun, Path.cwd(), int(attempt)) or 0)
+"""
+
+
+def test_two_launchers_on_one_machine_have_the_same_ranks_in_each_attempt(tmp_path):
+    """Elastic sorts hosts of one address by process ids, and tuning ends where rank 0 moves to another launcher."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    script = tmp_path / "script.py"
+    script.write_text("import os; open('group_rank', 'w').write(os.environ['GROUP_RANK'])")
+    for attempt, numbers in enumerate(((0, 1), (1, 0))):
+        launches = [
+            start(
+                (sys.executable, "-c", NUMBERED),
+                tmp_path / f"attempt{attempt}" / f"host{number}",
+                [str(store.port), str(attempt), str(script)],
+                {"NUMBER": str(number)},
+            )
+            for number in numbers
+        ]
+        for launch, number in zip(launches, numbers, strict=True):
+            assert launch.wait().returncode == 0, launch.stderr[-2000:]
+            assert (launch.folder / "group_rank").read_text() == str(number)
 
 
 @pytest.mark.lab
