@@ -48,6 +48,7 @@ def _of_recipe(options: Options, mode: Mode, recipe: Recipe, network: Network) -
         configuration=AS_WRITTEN if binds else live,
         parameters_digest=recipe.fits.parameters_digest,
         inputs=() if options.force else recipe.fits.inputs,
+        backend="" if options.force or not recipe.fits.inputs else recipe.fits.backend,
         static_graph=recipe.fits.find_unused_parameters,
         recipe=str(mode.path or options.recipe_path),
         note=str(note.path.absolute()) if note else "",

@@ -136,8 +136,8 @@ class Mode:
             fits, waits = self.recipe.fits, self.waits_for_hosts(options)
             decides = f" {fits.world_size} {fits.nodes} {options.force}" if waits else ""
             # One rank that compares inputs, or gradients at another reduction, would wait for those that do not.
-            inputs = () if options.force else fits.inputs
-            job = f"{fits.parameters_digest} {inputs} {watch_plan(options, self.recipe, self.configuration)!r}"
+            compared = () if options.force or not fits.inputs else (fits.backend, *fits.inputs)
+            job = f"{fits.parameters_digest} {compared} {watch_plan(options, self.recipe, self.configuration)!r}"
             return f"launch {self.configuration!r} {sorted(self.variables.items())} {watched} {job}{decides}"
         if not self.tune:
             return f"as written {sorted(self.variables.items())}"

@@ -77,6 +77,8 @@ class WorkerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Digest of the models that the configuration was measured on; another model runs as written."""
     inputs: tuple[str, ...] = ()
     """Inputs of these models' forward passes, see `recipe.inputs`; empty: not compared."""
+    backend: str = ""
+    """Backend that reduced the first model's gradients; "": not compared."""
     recipe: str = "the recipe"
     """What messages call it."""
     note: str = ""

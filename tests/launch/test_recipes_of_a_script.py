@@ -287,9 +287,10 @@ def with_hook(nears_ms: float = 10.0, **fits: object) -> Recipe:
         (with_hook(), ["--force"]),
         (with_hook(parameters_digest="fedcba9876543210"), []),
         (with_hook(inputs=()), []),
+        (with_hook(backend="nccl"), []),
         (with_hook(nears_ms=5.0), []),
     ],
-    ids=["one compares no inputs", "another model", "other inputs", "another study"],
+    ids=["one compares no inputs", "another model", "other inputs", "another backend", "another study"],
 )
 def test_hosts_whose_ranks_would_wait_for_each_other_are_not_about_to_do_the_same(
     other: Recipe, words: list[str]

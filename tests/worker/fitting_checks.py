@@ -60,6 +60,8 @@ class Case:
     """Of the recipe, where they are not the models' own."""
     started: int = 0
     """Ranks that the launcher says it has started; 0: it says nothing."""
+    backend: str = "gloo"
+    """Of the recipe."""
     restored: bool = False
     """The script trains what it has unpickled from its DDP objects."""
     late: bool = False
@@ -140,6 +142,7 @@ CASES = {
     "static graph, no_sync": Case({"static_graph": True}, micro_batches=2, no_sync=True),
     "other parameters": Case(BF16, digests="0123456789abcdef"),
     "started elsewhere": Case({**BF16, **CAPS}, started=1),
+    "another backend": Case({**BF16, **CAPS}, backend="nccl"),
     "one of two refused": Case(BF16, models=2, inputs=[*with_model(FITS, 0, 2), *with_model(OTHERS, 1, 2)]),
     "nothing to launch, refused": Case({}, inputs=OTHERS),
     "hook, restored": Case({**BF16, **CAPS}, restored=True),
@@ -171,6 +174,7 @@ def order_of(case: Case, folder: Path, name: str) -> WorkerConfig:
         configuration=Configuration(case.recipe),
         parameters_digest=digests,
         inputs=case.inputs,
+        backend=case.backend,
         static_graph=case.tuned_so,
         recipe="proj.train.autoddp.toml",
         note="" if case.is_named else str(folder / f"{name}.unfit"),

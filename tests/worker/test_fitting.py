@@ -33,6 +33,7 @@ REFUSED = {
     "static refused": "plain",
     "other parameters": "plain",
     "started elsewhere": "plain",
+    "another backend": "plain",
     "nothing to launch, refused": "plain",
 }
 """Case → the training without a recipe that it must be, step by step."""

@@ -63,7 +63,8 @@ def start_applying(config: WorkerConfig) -> None:
 
 def _expected(config: WorkerConfig) -> Expected:
     digests = tuple(config.parameters_digest.split("+")) if config.parameters_digest else ()
-    return Expected(digests, config.inputs, config.recipe, config.note, config.noted, config.variables)
+    noted = (config.note, config.noted)
+    return Expected(digests, config.inputs, config.recipe, *noted, config.variables, config.backend)
 
 
 class _Applied(DdpHandlers):

@@ -1,8 +1,8 @@
 """Is this job the one that the recipe was measured on? Asked in the real job, at each model's first training pass.
 
-The launcher compares script, world and devices. Parameters and inputs are seen by the workers alone. Each rank puts its
-answer into the store of the model's process group. The first rank that finds all answers there decides, and puts the
-decision into the store too, so that all ranks do the same. No collective is added.
+The launcher compares script, world and devices. Parameters, inputs and the backend are seen by the workers alone. Each
+rank puts its answer into the store of the model's process group. The first rank that finds all answers there decides,
+and puts the decision into the store too, so that all ranks do the same. No collective is added.
 
 No forward pass waits, since another rank may never run one. Settings that change gradients wait for the decision in the
 first reduction, which needs all ranks anyway. Settings that do not change gradients are used for one step, then taken
@@ -30,7 +30,7 @@ from autoddp.worker.ddp.backward import after_this_backward, when_backward_begin
 from autoddp.worker.ddp.handlers import DdpEvents
 from autoddp.worker.ddp.inputs import compares, inputs_of
 from autoddp.worker.ddp.model import Model
-from autoddp.worker.ddp.private import device_of, store_of, time_limit_of
+from autoddp.worker.ddp.private import backend_of, device_of, store_of, time_limit_of
 from autoddp.worker.ddp.wrapped import Wrapped, why_another_world
 from autoddp.worker.gradients.switch import ReductionSwitch
 from autoddp.worker.hooks import Hook
@@ -58,6 +58,8 @@ class Expected:
     """First lines of that file."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Environment variables that the launcher has set because of the recipe."""
+    backend: str = ""
+    """Backend that reduced the gradients of the first of these models; "": not compared."""
 
 
 @dataclass
@@ -107,8 +109,19 @@ class Fitting(DdpEvents):
             one.mine = one.answer = "parameter shapes and types are others"  # on all ranks: DDP has compared them
         elif why := why_another_world(ddp, self._started):
             one.mine = one.answer = why  # the launcher has compared the recipe with those that it has started
+        elif why := self._other_backend(wrapped, ddp):
+            one.mine = one.answer = why
         elif not self._expected.inputs:
             one.mine = one.answer = ""
+
+    def _other_backend(self, wrapped: Wrapped, ddp: DDP) -> str:
+        """Why the model trains elsewhere than the recipe's, as on GPUs in place of CPUs; "" if it does not.
+
+        The launcher does not know on which devices a script trains. All ranks of a group have the same backend.
+        """
+        there, here = self._expected.backend, backend_of(ddp)
+        is_known = there and wrapped.digest == self._expected.digests[0]
+        return f"backend {there} in the recipe, {here} here" if is_known and here != there else ""
 
     def forward_begins(self, ddp: DDP) -> None:
         """A forward pass is about to run."""
