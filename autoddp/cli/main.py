@@ -186,7 +186,8 @@ def _decided(options: Options, mode: Mode, began: float) -> Job | None:
             from autoddp.attempts.tune import Tuning
             from autoddp.cli.tuned import Results  # they take a while
 
-            preparation = until_tuned.enter_context(prepared(options))
+            prepares = until_tuned.enter_context(contextlib.ExitStack())
+            preparation = prepares.enter_context(prepared(options))
         if mode.tune or _meets(mode):
             until_tuned.enter_context(awaiting(lambda: "still preparing the job"))
         agreement = _agreement(options, mode)
@@ -208,6 +209,7 @@ def _decided(options: Options, mode: Mode, began: float) -> Job | None:
                 if line := come_back_to(here):
                     tell(line)
                 mode, builds_ddp = results.mode(mode, tuned), tuned.built_ddp
+                prepares.close()  # before the hosts launch together: a port may be free only in a minute
             if (changed := changed_since(tuning.job)) and not options.tune_only:
                 tell(f"warning: changed while it was tuned: {', '.join(changed)}; the job runs what is there now")
         elif agreement is not None:

@@ -96,15 +96,18 @@ autoddp.cli.tuned.write_summary = held
     + BRIEF[2],
 )
 """The command autoddp, which stands still while it writes what came of tuning."""
+WAITS = (*HELD[:2], HELD[2].replace("autoddp.cli.tuned.write_summary", "autoddp.attempts.preparation.await_ports"))
+"""The command autoddp, which stands still when tuning is over, as if the script had taken a port."""
 
 
 @pytest.mark.lab
+@pytest.mark.parametrize("last", [HELD, WAITS], ids=["report", "port"])
 @pytest.mark.parametrize("kind", ["static", whole("c10d")])
-def test_a_launcher_that_is_told_to_leave_when_all_have_decided_what_to_launch(lab, tmp_path, kind):
+def test_a_launcher_that_is_told_to_leave_when_all_have_decided_what_to_launch(lab, tmp_path, kind, last):
     """The other one started the job, and waited in silence as long as torchrun does."""
     hosts = lab(hosts=2)
     launches = []
-    for host, command in enumerate((BRIEF, HELD)):
+    for host, command in enumerate((BRIEF, last)):
         words = ["--nnodes", "2", "--nproc-per-node", "1", *rendezvous(hosts, kind, host), "--trials", "1"]
         words += ["--allow", "exact", "--diagnose-budget", "0", str(SCRIPTS / "plain.py")]
         env = {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1", "TUNED_TIMES_LONGER": "100"}
