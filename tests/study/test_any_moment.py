@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from launchers import whole
-from simulated import SimulatedJob, facts
+from simulated import SimulatedJob, error_of, facts
 
 from autoddp import codec
 from autoddp.knobs import AS_WRITTEN, Configuration, Rung
@@ -233,6 +233,14 @@ def test_what_there_was_no_time_to_try_is_not_said_to_gain_nothing() -> None:
     why = outcome.decision.why
     assert why.startswith("undecided: nothing that was tried gains, and near was not tried: your settings stay; head")
     assert why.endswith("m would decide it")
+
+
+def test_where_there_was_time_for_one_trial_that_is_of_no_use_nothing_is_decided() -> None:
+    """The answer named the budget that would decide it, and was saved as one that needs no more."""
+    outcome = run(SimulatedJob(**SLOW, time=25.0, error=lambda configuration: error_of(0.5)))
+    assert [trial.state for trial in outcome.trials] == ["refused"]
+    assert outcome.decision.why.endswith("m would decide it")
+    assert outcome.decision.is_open
 
 
 @pytest.mark.parametrize("why", ["", "--budget 5 min 0 s is over"])
