@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from fake_worker import FakeWorker, MainThread
 
-from autoddp.attempts import restarts
+from autoddp.attempts.job import restarts
 from autoddp.attempts.job.journal import Journal
 from autoddp.attempts.job.live_job import LiveJob
 from autoddp.knobs import AS_WRITTEN, Configuration
