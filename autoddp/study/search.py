@@ -428,7 +428,7 @@ class Study:
         if self._trials.records and not tried:
             last = self._trials.records[-1]
             why = f"no trial is of use (the last {last.state}: {last.reason}): your settings stay{more}"
-            return Decision(AS_WRITTEN, why, is_open=bool(more))
+            return Decision(AS_WRITTEN, why, is_open=bool(ended) or self._lacked_time(ended))
         if tried and not ladder:
             left = [trial for trial in tried if trial.configuration not in self._finals.failed]
             best = min(left or tried, key=lambda trial: (not self._asked.allows(trial.configuration), trial.seconds))

@@ -77,10 +77,9 @@ def follow_clock_as_told() -> None:
 
 
 def number_host(number: int) -> None:
-    """From here on torch's rendezvous in this process takes the number for the process id, which tells hosts apart.
+    """Make torch's rendezvous in this process sort launchers of one address by this number, not by their process ids.
 
-    It sorts hosts by their addresses, and those of one address, as two launchers on one machine, by these ids: in each
-    attempt rank 0 might be another launcher's.
+    Two launchers on one machine have new ids in each attempt, so rank 0 might be now one's and now the other's.
     """
     from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 

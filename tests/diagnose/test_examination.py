@@ -713,7 +713,7 @@ def test_nobody_who_tunes_is_told_to_tune() -> None:
     )
     assert alone.startswith("tune the job with autoddp")
     assert "tune the job" not in tuned
-    assert tuned.startswith("beyond the settings that this run has tried, use a faster network")
+    assert tuned.startswith("beyond what this run has tried, use a faster network")
 
 
 def test_a_shared_lock_is_proved_without_a_loader_of_torchs() -> None:

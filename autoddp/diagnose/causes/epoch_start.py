@@ -10,7 +10,7 @@ from autoddp.diagnose.evidence import Evidence
 from autoddp.diagnose.signs import KEPT_BY_WORKERS
 
 _WITH_WORKERS = f"DataLoader(persistent_workers=True): its workers stay for the next epoch; {KEPT_BY_WORKERS}"
-_SELDOM = "what comes once an epoch, such as a scheduler's step or an evaluation, then comes as many times less often"
+_SELDOM = "what is done once an epoch, such as a scheduler's step, is then done once in that many passes"
 _WITHOUT_WORKERS = (
     "do once before training what the sampler and the data set do at the start of each epoch; or make epochs "
     f"longer: let the sampler go through the data several times; {_SELDOM}"

@@ -15,8 +15,8 @@ _FIX = (
     "bytes; if the script accumulates gradients, use no_sync()"
 )
 _FIX_OF_TUNED = (
-    "beyond the settings that this run has tried, use a faster network, more work between two reductions (a larger "
-    "batch, which is another training), or hooks that send fewer bytes (--allow lossy)"
+    "beyond what this run has tried, use a faster network, hooks that send fewer bytes (--allow lossy), or more work "
+    "between two reductions (a larger batch: another training)"
 )
 _OF_LATE_RANKS = (
     "find what makes the ranks late by turns (a file lock, a disk or cores that they share, batches of different "
