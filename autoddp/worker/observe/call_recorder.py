@@ -3,8 +3,9 @@
     collectives.record(CallRecorder(RecordingPlan("/run/of/the/diagnosis"), is_launched=True))
 
 A call is noted after the backend has taken it and is at work. What is noted are numbers in memory that is shared with
-the file (`wire.recorded_calls`): two microseconds, no thread, no exit hook, and nothing is lost when the process is
-killed. Names are looked up when a place is seen for the first time. A fork of the process has a file of its own.
+the file (`wire.recorded_calls`), which takes 3 to 16 µs (docs/diagnose.md): no thread, no exit hook, and nothing is
+lost when the process is killed. Names are looked up when a place is seen for the first time. A fork of the process has
+a file of its own.
 
 The place of a call is the first frame outside of torch, of Python's own library and of autoddp. Nothing of the script
 is kept alive but code objects: no frame, no tensor, no group and no `Work`.
