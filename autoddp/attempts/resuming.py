@@ -3,6 +3,9 @@
 `study.json` stands beside the journal as long as a study is not over. It says of what job the measurements are: the
 next launcher that tunes the same job, on the same machine, replays them and goes on where they end. The journals of
 several hosts may have been cut off at different places: the one of the host that leads counts.
+
+A study that has come no further than the one before it, and was killed as well, is not begun a third time. Where memory
+is short, the kernel may end all that a container runs, and a container that is started again would tune for ever.
 """
 
 from __future__ import annotations
@@ -60,9 +63,24 @@ def study_is_over(folder: RunFolder) -> None:
     with contextlib.suppress(OSError, UnicodeDecodeError):
         over = place.read_text(encoding="utf-8")
         place.unlink()
-        for _, path in _cut_off_before(folder, over):
-            with contextlib.suppress(OSError):
-                (path / _STUDY).unlink()
+        for run in _cut_off_before(folder):
+            if run.says == over or (not run.has_facts and _job_of(run.says) == _job_of(over)):
+                with contextlib.suppress(OSError):
+                    (run.path / _STUDY).unlink()
+
+
+def killed_again(folder: RunFolder, job: Job, settings: StudySettings) -> str:
+    """Why this job is not tuned: its last two studies were killed at one place; "" where they were not."""
+    now = _job_of(_of(job, settings, None))
+    of_this = [run for run in _cut_off_before(folder) if run.is_young and _job_of(run.says) == now]
+    last = sorted(of_this, key=lambda run: run.made)[-2:]
+    if len(last) < 2 or any(run.in_order for run in last):
+        return ""
+    before, newest = (_lines(run.path / folder.journal.name) for run in last)
+    if newest > before:
+        return ""
+    at = f"after {newest} measurements" if newest else "before the first measurement"
+    return f"tuning was killed twice {at}, as where memory is short; --fresh tunes again"
 
 
 def cut_off(folder: RunFolder, job: Job, settings: StudySettings, facts: JobFacts) -> tuple[str, Sequence[Entry]]:
@@ -104,9 +122,31 @@ def going_on(name: str, measurements: int) -> str:
     return f"going on with the tuning run {name}, cut off after {measurements} measurements; --fresh begins anew"
 
 
+@dataclass(frozen=True)
+class _CutOffRun:
+    """An earlier run whose launcher has gone and whose study is not over."""
+
+    made: float
+    path: Path
+    in_order: bool
+    """Whether its launcher has ended it, as for a signal; else that was killed."""
+    says: str
+    """See `_of`."""
+
+    @property
+    def is_young(self) -> bool:
+        """Whether it is not too long ago."""
+        return time.time() - self.made < _OLDEST
+
+    @property
+    def has_facts(self) -> bool:
+        """Whether the script has come to its first steps."""
+        return bool(json.loads(self.says).get("facts"))
+
+
 def _newest_cut_off(folder: RunFolder, wanted: str) -> Path | None:
     """The folder of the newest study of this job that was cut off, and not too long ago."""
-    found = [(made, path) for made, path in _cut_off_before(folder, wanted) if time.time() - made < _OLDEST]
+    found = [(run.made, run.path) for run in _cut_off_before(folder) if run.says == wanted and run.is_young]
     return max(found)[1] if found else None
 
 
@@ -118,18 +158,17 @@ def _certain(entries: Sequence[Entry]) -> Sequence[Entry]:
     return entries[:-1] if entries and entries[-1].done is None else entries
 
 
-def _cut_off_before(folder: RunFolder, wanted: str) -> Iterator[tuple[float, Path]]:
-    """When each earlier run was made whose launcher has gone and whose study is not over; `wanted`: of what job."""
+def _cut_off_before(folder: RunFolder) -> Iterator[_CutOffRun]:
+    """Earlier runs of any job whose launchers have gone and whose studies are not over."""
     for run in marked_in(folder.path.parent):
         is_ours = run.mark.owner.host == socket.gethostname()  # not that of another container on this host
         is_free = is_ours and (run.has_ended() or run.may_be_cleaned())
         if run.path == folder.path or not is_free:
             continue
-        is_it = False
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            is_it = (run.path / _STUDY).read_text(encoding="utf-8") == wanted
-        if is_it:
-            yield run.mark.made, run.path
+        with contextlib.suppress(OSError, ValueError):  # none there, or it was cut off in the middle
+            says = (run.path / _STUDY).read_text(encoding="utf-8")
+            _job_of(says)
+            yield _CutOffRun(run.mark.made, run.path, run.mark.ended, says)
 
 
 def _of(job: Job, settings: StudySettings, facts: JobFacts | None) -> str:
@@ -138,6 +177,19 @@ def _of(job: Job, settings: StudySettings, facts: JobFacts | None) -> str:
     return (
         json.dumps({**job, "settings": asdict(settings), "facts": known}, indent=1, sort_keys=True, default=str) + "\n"
     )
+
+
+def _job_of(says: str) -> object:
+    """All of it but the facts, which are known only when the script has come to its first steps."""
+    if not isinstance(known := json.loads(says), dict):
+        raise ValueError(f"no study: {says[:80]!r}")
+    return {name: value for name, value in known.items() if name != "facts"}
+
+
+def _lines(journal: Path) -> int:
+    with contextlib.suppress(OSError):
+        return journal.read_bytes().count(b"\n")
+    return 0
 
 
 def job_now(options: Options) -> Job:

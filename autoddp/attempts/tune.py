@@ -25,7 +25,7 @@ from autoddp.attempts.keeper import Attempt
 from autoddp.attempts.limits import Limits, Written
 from autoddp.attempts.preparation import Preparation, await_ports
 from autoddp.attempts.rank_states import NOT_BEGUN, Waiting
-from autoddp.attempts.resuming import cut_off, going_on, job_now, study_begins, study_is_over
+from autoddp.attempts.resuming import cut_off, going_on, job_now, killed_again, study_begins, study_is_over
 from autoddp.codec import decode, encode
 from autoddp.commandline.options import Options
 from autoddp.diagnose import Diagnosis, Examination, MeasureAnatomy, Surroundings
@@ -169,10 +169,12 @@ class Tuning:
         Never raises for anything the script does. Where a signal's handler raises, everything ends first but the
         present attempt, which is the keeper's.
         """
-        tuned = Tuned(why=why_not(os.environ))
+        tuned = Tuned(why=self._why_not())
         if tuned.why:
             self.hosts.end(tuned.why)
             return self._agreed(tuned, leads=False)
+        if not self.options.diagnose_only:
+            study_begins(self._folder, self.job, self.options.study, None)
         began = time.perf_counter()
         job = LiveJob(self._folder.socket, Journal(self._folder.journal), self.deadline, self.hosts.waited)
         environment = {**os.environ, **self._own_network}
@@ -214,6 +216,11 @@ class Tuning:
         tuned = self._agreed(tuned, job.machine.leads is True)
         study_is_over(self._folder)
         return tuned
+
+    def _why_not(self) -> str:
+        """Why nothing is tuned, or diagnosed, from the beginning; "" where it is."""
+        again = not (self.options.fresh or self.options.diagnose_only)
+        return why_not(os.environ) or (killed_again(self._folder, self.job, self.options.study) if again else "")
 
     def _diagnosed_without_ddp(self, failure: str) -> CommunicationDiagnosis | None:
         environment = {**os.environ, **self._own_network}

@@ -16,7 +16,15 @@ from test_tuned_hosts import rendezvous
 from test_tuned_scripts import summary
 
 from autoddp.attempts.job.journal import Journal
-from autoddp.attempts.resuming import _entries, changed_since, cut_off, job_now, study_begins, study_is_over
+from autoddp.attempts.resuming import (
+    _entries,
+    changed_since,
+    cut_off,
+    job_now,
+    killed_again,
+    study_begins,
+    study_is_over,
+)
 from autoddp.attempts.starts.start_journal import MeasuredStart, Shown, ShownByHost, StartJournal, read_starts
 from autoddp.codec import encode
 from autoddp.commandline.words import parse
@@ -114,13 +122,19 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def _cut_off_here(words: list[str], entries: Sequence[Entry] = ()) -> None:
+def _cut_off_here(
+    words: list[str], entries: Sequence[Entry] = (), *, in_order: bool = False, begun: bool = True
+) -> None:
+    """`in_order`: by a signal that the launcher has heard. `begun`: the script has come to its first steps."""
     child = os.fork()
     if child == 0:
         try:
             folder = RunFolder(Path(".autoddp"))
-            written(folder.journal, list(entries) or [entry(0), entry(1), entry(2)])
-            study_begins(folder, job_now(parse(words)), StudySettings(), facts())
+            if begun:
+                written(folder.journal, list(entries) or [entry(0), entry(1), entry(2)])
+            study_begins(folder, job_now(parse(words)), StudySettings(), facts() if begun else None)
+            if in_order:
+                folder._end()
         finally:
             os._exit(0)
     os.waitpid(child, 0)
@@ -162,6 +176,65 @@ def test_a_study_that_went_on_to_its_end_does_not_go_on_again(job: Path) -> None
         folder.clean()
     assert _found() == 0
     assert _found(other) == 3
+
+
+def _killed_again(words: list[str] = WORDS) -> str:
+    folder = RunFolder(Path(".autoddp"))
+    try:
+        return killed_again(folder, job_now(parse(words)), StudySettings())
+    finally:
+        folder.clean()
+
+
+def test_a_study_that_is_killed_twice_at_one_place_is_not_begun_again(job: Path) -> None:
+    """Where memory is short, all that a container runs is ended, and a container is started again, for ever."""
+    assert not _killed_again()
+    _cut_off_here(WORDS)
+    assert "killed twice after 3 measurements" in _killed_again()
+    assert not _killed_again([*WORDS, "--lr=1"])
+    _cut_off_here(WORDS, [entry(0), entry(1), entry(2), entry(3)])
+    assert not _killed_again()
+    _cut_off_here(WORDS, begun=False)
+    _cut_off_here(WORDS, begun=False)
+    assert "killed twice before the first measurement" in _killed_again()
+    (job / "train.py").write_text("less = True\n")
+    assert not _killed_again()
+
+
+def test_a_study_that_was_ended_in_order_may_be_begun_as_often_as_the_user_likes(job: Path) -> None:
+    other = [*WORDS, "--lr=1"]
+    _cut_off_here(other, in_order=True)
+    _cut_off_here(other, in_order=True)
+    assert not _killed_again(other)
+    _cut_off_here(other)
+    assert not _killed_again(other)
+
+
+def test_a_study_that_comes_to_its_end_makes_up_for_a_kill_before_its_first_step(job: Path) -> None:
+    _cut_off_here(WORDS, begun=False)
+    folder = RunFolder(Path(".autoddp"))
+    try:
+        study_begins(folder, job_now(parse(WORDS)), StudySettings(), facts())
+        study_is_over(folder)
+    finally:
+        folder.clean()
+    _cut_off_here(WORDS, begun=False)
+    assert not _killed_again()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1, 2]", "[[1, 2]]", "3", "\x00", "{}"])
+def test_what_says_of_no_study_counts_for_none(job: Path, text: str) -> None:
+    _cut_off_here(WORDS, begun=False)
+    for place in Path(".autoddp").glob("2*/study.json"):
+        place.write_text(text)
+    assert not _killed_again()
+    assert _found() == 0
+    folder = RunFolder(Path(".autoddp"))
+    try:
+        study_begins(folder, job_now(parse(WORDS)), StudySettings(), facts())
+        study_is_over(folder)
+    finally:
+        folder.clean()
 
 
 @pytest.mark.parametrize("changed", ["train.py", "model.py", "job.yaml", "MY_BATCH", "OMP_NUM_THREADS", "arguments"])
@@ -232,6 +305,22 @@ def test_a_killed_launchers_study_goes_on(tmp_path: Path, between: bool) -> None
     assert len(study["trials"]) == 3
     assert (folder / "scripts.plain.autoddp.toml").exists()
     assert not (newest / "study.json").exists()
+
+
+def test_a_launcher_that_is_killed_twice_while_it_tunes_runs_the_job_as_written(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    words = ["--nproc-per-node", "2", "--trials", "3", "--all-trials", PLAIN]
+    for number in (1, 2):
+        killed = start(BRIEF, folder, words)
+        wait_for(lambda of=killed, n=number: of.stderr.count("isolation: ") == n, "a start of the script")
+        killed.process.kill()
+        killed.process.wait(30)
+        wait_for(lambda of=killed: not of.processes(), "the end of every process")
+    last = start(BRIEF, folder, words).wait()
+    assert last.returncode == 0, last.stderr[-2000:]
+    assert "not tuned, launching as written: tuning was killed twice before the first measurement" in last.stderr
+    assert last.stderr.count("isolation: ") == 2
+    assert not list(folder.glob("*.autoddp.toml"))
 
 
 @pytest.mark.lab

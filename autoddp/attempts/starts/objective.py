@@ -36,7 +36,6 @@ from autoddp.errors import AutoddpError, UsageError, first_line
 from autoddp.hosts.presence import HostsGone
 from autoddp.isolation import Level
 from autoddp.isolation.ports import noted_ports
-from autoddp.isolation.trackers import why_not
 from autoddp.knobs import AS_WRITTEN, BY_NAME, Configuration
 from autoddp.knobs.base import Setting
 from autoddp.knobs.computing import BINDS_THREADS, NUMA_BINDING, THREADS, thread_counts
@@ -90,7 +89,7 @@ class ObjectiveTuning(Tuning):
 
         Never raises for anything the script does but for one thing: UsageError where it builds a DDP model.
         """
-        tuned, leads = Tuned(why=why_not(os.environ)), self.hosts.rank == 0
+        tuned, leads = Tuned(why=self._why_not()), self.hosts.rank == 0
         if tuned.why:
             self.hosts.end(tuned.why)
             return self._agreed(tuned, leads=False)
