@@ -70,6 +70,8 @@ class Places:
     """The addresses of this host's own name."""
     has_gpus: bool = False
     """Whether the ranks may use NCCL instead of Gloo."""
+    further: list[str] = field(default_factory=list)
+    """Addresses that are not the first of their interface."""
 
     @property
     def to_try(self) -> list[str]:
@@ -121,6 +123,7 @@ def places_here(local_addr: str | None, has_gpus: bool, environment: Mapping[str
         local_addr=local_addr or "",
         by_name=sorted({str(one[4][0]) for one in found}),
         has_gpus=has_gpus,
+        further=[a for nic in nics if nic.name not in down for a in nic.addresses[1:] if not _is_loopback(nic.name, a)],
     )
 
 
@@ -143,22 +146,23 @@ def choose(exchange: Exchange, node: int, labels: Sequence[str], places: Places,
     `exchange` is the same on all nodes. `labels` has each node's name for people, such as "node 1 (host1)". With
     `measures`, which is the same on all nodes too, the rates are known also where the user has made the choice.
     """
-    with Listener(places.to_try) as listener:
+    with Listener([*places.to_try, *places.further]) as listener:
         mine = _Listening(listener.port, listener.secret, places)
         all_ = [convert(one, _Listening) for one in exchange("network/address", mine)]
-        doors = [(o, one.door(a)) for o, one in enumerate(all_) if o != node for a in one.places.to_try]
-        answers = tried([door for _, door in doors])
-        refused = [(other, door.address, why) for (other, door), why in zip(doors, answers, strict=True) if why]
         nodes = [_Node(label, one.places) for label, one in zip(labels, all_, strict=True)]
+        refused = _refused([(o, one.door(a)) for o, one in enumerate(all_) if o != node for a in one.places.to_try])
         for one, refusals in zip(nodes, exchange("network/reached", refused), strict=True):
-            for other, address, why in refusals:
-                nodes[other].refusals.setdefault(address, []).append((one.label, why))
+            _note(refusals, one, nodes)
             closed = {(other, address) for other, address, _ in refusals}
             one.connects = all(
                 {(o, a) for a in other.places.to_try} - closed and _may_connect(one.places, other.places)
                 for o, other in enumerate(nodes)
                 if other is not one
             )
+        if further := [(o, a) for o, one in enumerate(nodes) if not one.usable for a in one.places.further]:
+            refused = _refused([(o, all_[o].door(a)) for o, a in further if o != node])
+            for one, refusals in zip(nodes, exchange("network/further", refused), strict=True):
+                _note(refusals, one, nodes)
         complaints = [complaint for one in nodes for complaint in one.complaints()]
         faults, doubts = ([text for sure, text in complaints if sure is wanted] for wanted in (True, False))
         following = (node + 1) % len(nodes)
@@ -207,6 +211,18 @@ def towards(address: str, places: Places) -> Network:
     return Network(name, own, says, told=tuple(variable for variable in VARIABLES if variable not in places.named))
 
 
+def _refused(doors: Sequence[tuple[int, Door]]) -> list[tuple[int, str, str]]:
+    """The nodes and addresses of doors, of each of which the node is known, to which this host cannot connect; why."""
+    answers = tried([door for _, door in doors])
+    return [(other, door.address, why) for (other, door), why in zip(doors, answers, strict=True) if why]
+
+
+def _note(refusals: Sequence[tuple[int, str, str]], by: _Node, nodes: Sequence[_Node]) -> None:
+    """Keep, with the nodes that they concern, the refusals that a node has met."""
+    for other, address, why in refusals:
+        nodes[other].refusals.setdefault(address, []).append((by.label, why))
+
+
 class _Listening(Struct, frozen=True):
     """What a launcher tells the others about its listener."""
 
@@ -244,6 +260,14 @@ class _Node:
         """
         return not self.usable and self.connects and not self.places.has_gpus
 
+    @cached_property
+    def elsewhere(self) -> str:
+        """An address at which all others reach it, of those that are no interface's first one; "" if there is none.
+
+        Ranks take the first address of an interface. Where Gloo is given none, it takes that of the host's name.
+        """
+        return next((address for address in self.places.further if address not in self.refusals), "")
+
     def complaints(self) -> Iterator[tuple[bool, str]]:
         """What keeps the other nodes from reaching this one: (whether it surely does so, text)."""
         local = self.places.local_addr
@@ -257,6 +281,13 @@ class _Node:
             tries = self.places.beyond_this_machine or self.places.addresses
             told = "; ".join(f"{name} {address}: {self._why_not(address)}" for name, address in tries.items())
             more = "; it can connect to them, which may be enough for Gloo" if self.lets_nobody_in else ""
+            if self.elsewhere:
+                yield (
+                    False,
+                    f"{self.label} is reached at {self.elsewhere}, and at the first address of no interface ({told}): "
+                    "as under torchrun, its name has to stand for the former",
+                )
+                return
             yield (
                 not self.lets_nobody_in,
                 f"{self.label} has no address that all others can connect to ({told or 'it has none at all'}): open "

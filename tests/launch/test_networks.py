@@ -313,6 +313,26 @@ def test_a_host_that_lets_nobody_in_may_be_enough_for_gloo(monkeypatch, addresse
         assert [one.network for one in found] == [Network()] * 2  # as torchrun would choose
 
 
+@pytest.mark.parametrize("has_gpus", [False, True])
+def test_a_host_that_is_reached_at_a_second_address_is_left_to_the_libraries(monkeypatch, has_gpus):
+    """As where eth0 has 10.0.2.15 on each host, behind a router of its own, and an IPv6 address that all reach."""
+    places = [Places({"eth0": "10.0.2.15"}, has_gpus=has_gpus, further=[f"fd00::{n}", f"fd77::{n}"]) for n in range(2)]
+    monkeypatch.setattr(interface_selection, "tried", lambda doors: ["x" * ("fd77" not in d.address) for d in doors])
+    board, labels = Board(), ["node 0 (a)", "node 1 (b)"]
+    with ThreadPoolExecutor(2) as pool:
+        choices = [
+            pool.submit(interface_selection.choose, board.exchange(node, 2), node, labels, places[node])
+            for node in range(2)
+        ]
+        found = [choice.result(30) for choice in choices]
+    assert [one.faults for one in found] == [[], []]
+    assert [one.network for one in found] == [Network()] * 2  # as torchrun would choose
+    assert found[0].doubts == found[1].doubts
+    assert "node 1 (b) is reached at fd77::1, and at the first address of no interface (eth0 10.0.2.15: from" in str(
+        found[0].doubts
+    )
+
+
 def test_no_networks_are_used_at_once_where_the_user_has_named_one_on_some_host(monkeypatch):
     """Gloo waits in vain where a rank has more interfaces than another one, and what the user has set stays."""
     both = Places({"a": "127.0.0.1", "b": "127.0.0.2"})

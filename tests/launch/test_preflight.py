@@ -310,6 +310,21 @@ def test_a_fault_is_named_with_its_host(lab, meetings, fault):
 
 
 @pytest.mark.lab
+def test_a_host_that_is_reached_at_a_second_address_is_not_refused(lab, meetings):
+    """It was, though torchrun trains there: only the first address of each interface was tried."""
+    hosts = lab(hosts=2, names=NAMES["right"])
+    for host in range(2):
+        hosts.run(host, "ip", "address", "flush", "dev", "eth0")
+        for address in (f"10.0.2.{15 + host}/32", f"{hosts.address(host)}/16"):
+            hosts.run(host, "ip", "address", "add", address, "dev", "eth0")
+    found = meetings.hold(hosts, static(hosts))
+    assert [one.error for one in found] == ["", ""]
+    assert [one.variables for one in found] == [{}, {}]
+    told = r"warning: node 1 \(host1\) is reached at 10\.77\.0\.2, and at the first address of no interface"
+    assert any(re.search(told, line) for line in found[0].said), found
+
+
+@pytest.mark.lab
 def test_what_torchrun_accepts_is_a_warning_on_one_host(lab, meetings):
     hosts = lab(hosts=2)
     processes = [1, 2]
