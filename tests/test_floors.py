@@ -88,6 +88,8 @@ PRIVATE_TO_OTHERS = {
     ("torchrun/options.py", "_matches_machine_hostname"),
     # How elastic sorts launchers of one address: nothing public numbers them.
     ("torchrun/surroundings.py", "_NodeDescGenerator"),
+    # Where an agent waits for the others, under any rendezvous: each has a class of its own.
+    ("torchrun/surroundings.py", "_rendezvous"),
     # torch's part in C++. What has no public name there is asked for by it; the names below it are those of this list.
     ("isolation/guard/native.py", "_C"),
     ("worker/graphs/safe_capture.py", "_C"),

@@ -37,7 +37,7 @@ from autoddp.processes.signals import signals_end_tuning
 from autoddp.processes.silence import awaiting
 from autoddp.torchrun.jobs import run_real_job
 from autoddp.torchrun.options import ending_signals, load_torchrun, require_job_options, require_rendezvous
-from autoddp.torchrun.surroundings import environment_with
+from autoddp.torchrun.surroundings import environment_with, waits_told
 from autoddp.wire.worker_config import require_injection
 
 if TYPE_CHECKING:
@@ -55,6 +55,8 @@ class Job:
     variables: dict[str, str]
     meeting_point: object = None
     """Keeps the endpoint's store alive until the real job has its own hold on it."""
+    waits: bool = False
+    """Whether other hosts have met this one, and start the job with it."""
 
 
 def main() -> None:
@@ -219,7 +221,8 @@ def _decided(options: Options, mode: Mode, began: float) -> Job | None:
         if agreement is not None and not options.tune_only:
             agreement.tell_late_hosts(_running(options, mode, agreement, builds_ddp))
         variables = job_environment(options, mode, network)
-    return None if options.tune_only else Job(options, variables, agreement)
+    waits = agreement is not None and agreement.joins is None  # one too many waits as long as the job takes
+    return None if options.tune_only else Job(options, variables, agreement, waits)
 
 
 def launch(job: Job) -> None:
@@ -227,7 +230,7 @@ def launch(job: Job) -> None:
     from torch.distributed.elastic.multiprocessing.errors import record
 
     tempfile.tempdir = None  # chosen before tuning, it may be gone by now: torchrun would choose another one
-    with environment_with(job.variables):
+    with environment_with(job.variables), waits_told() if job.waits else contextlib.nullcontext():
         record(run_real_job)(job.options.torchrun)
 
 

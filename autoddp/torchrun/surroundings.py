@@ -14,6 +14,7 @@ from typing import Any
 
 from autoddp.files import append
 from autoddp.processes.signals import ENDING
+from autoddp.processes.silence import awaiting
 
 FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """The workers make a store of their own instead of using their agent's."""
@@ -86,6 +87,28 @@ def number_host(number: int) -> None:
     generator: Any = dynamic_rendezvous._NodeDescGenerator
     theirs = generator.generate
     generator.generate = lambda *given, **named: dataclasses.replace(theirs(*given, **named), pid=number)
+
+
+@contextlib.contextmanager
+def waits_told() -> Iterator[None]:
+    """While the body runs, say that the agent waits for those of the other hosts, before each start of the ranks.
+
+    It waits in silence, for 10 or 15 minutes: one of them may have been killed since all hosts have met.
+    """
+    from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
+
+    agent: Any = SimpleElasticAgent
+    theirs = agent._rendezvous
+
+    def told(*given: Any) -> None:
+        with awaiting("the other hosts to start the job"):
+            theirs(*given)
+
+    agent._rendezvous = told
+    try:
+        yield
+    finally:
+        agent._rendezvous = theirs
 
 
 class _Log(logging.FileHandler):

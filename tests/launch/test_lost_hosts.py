@@ -5,7 +5,7 @@ import signal
 import time
 
 import pytest
-from launchers import AUTODDP, BRIEF, SCRIPTS, start, wait_for, whole
+from launchers import AUTODDP, BRIEF, ROOT, SCRIPTS, free_port, start, wait_for, whole, with_limits
 from test_tuned_hosts import rendezvous
 
 MOMENTS = {
@@ -120,3 +120,23 @@ def test_a_launcher_that_is_told_to_leave_when_all_have_decided_what_to_launch(l
     said = launches[0].stderr.splitlines()
     assert said[-1].endswith("(host1) has left: SIGINT; the job needs 2 hosts, and no job is started")
     assert [launch.processes() for launch in launches] == [[], []]
+
+
+HASTY = with_limits({"processes.silence._LONGEST": 1.0})
+KILLED = (*HASTY[:2], "import os, autoddp.cli.main\nautoddp.cli.main.launch = lambda job: os._exit(9)\n" + HASTY[2])
+"""The command autoddp, which ends when it is about to launch the job."""
+
+
+def test_a_launcher_that_is_killed_when_all_launch_the_job_is_not_waited_for_in_silence(tmp_path):
+    """Torchrun says nothing for a quarter of an hour."""
+    recipe, port, launches = ROOT / "tests" / "recipe" / "sound.autoddp.toml", free_port(), []
+    for host, command in enumerate((HASTY, KILLED)):
+        words = ["--nnodes", "2", "--node-rank", str(host), "--master-addr", "127.0.0.1", "--master-port", port]
+        words += ["--recipe", str(recipe), "--force", "--no-python", "true"]
+        launches.append(start(command, tmp_path / f"host{host}", words))
+    try:
+        assert launches[1].wait().returncode == 9, launches[1].stderr
+        said = "autoddp: waiting for the other hosts to start the job, "
+        wait_for(lambda: said in launches[0].stderr, "the line about the other hosts")
+    finally:
+        launches[0].kill()
