@@ -10,7 +10,7 @@ from autoddp.commandline.mode import Mode
 from autoddp.commandline.options import Options
 from autoddp.commandline.saved_recipes import Note
 from autoddp.commandline.watching import watch_plan
-from autoddp.knobs import AS_WRITTEN
+from autoddp.knobs import AS_WRITTEN, Rung
 from autoddp.knobs.computing import NUMA_BINDING, THREADS
 from autoddp.log import tell
 from autoddp.network.own_network import VARIABLES, Network
@@ -42,6 +42,8 @@ def _of_recipe(options: Options, mode: Mode, recipe: Recipe, network: Network) -
         with contextlib.suppress(OSError):  # then nothing is noted
             options.folders.make()
     live = mode.configuration.without_variables
+    # Of a range of hosts some may be lost or come later: then torchrun starts the ranks again, with what is given here.
+    is_bound = mode.waits_for_hosts(options) and mode.configuration.rung is not Rung.EXACT and not options.force
     binds = near_which(recipe.fits.devices) if recipe.evidence.objective and NUMA_BINDING.name in live else ""
     config = WorkerConfig(
         binds=binds,
@@ -54,6 +56,7 @@ def _of_recipe(options: Options, mode: Mode, recipe: Recipe, network: Network) -
         note=str(note.path.absolute()) if note else "",
         noted=note.begins(options) if note else "",
         variables=variables,
+        world=recipe.fits.world_size if is_bound else 0,
         watch=watch_plan(options, recipe, mode.configuration),
     )
     # Where there is a note to write, also a recipe that launches the script as written needs the worker: it tells

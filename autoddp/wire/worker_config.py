@@ -89,6 +89,8 @@ class WorkerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """What the launcher has set because of the recipe."""
     bypass: bool = False
     """Leave the reduction out where DDP's process group has one rank; the launcher starts no more."""
+    world: int = 0
+    """How many ranks the configuration is for, where torchrun may start another number; 0: for any number."""
     watch: WatchPlan | None = None
     """How a hook of the near or lossy rung is watched; None: not at all."""
 

@@ -12,12 +12,15 @@ import pytest
 from launchers import AUTODDP, ROOT, Launch, free_port, start, wait_for
 from torch.distributed import HashStore
 
-from autoddp.commandline.mode import torch_version
+from autoddp.commandline.environment import job_environment
+from autoddp.commandline.mode import Mode, torch_version
+from autoddp.commandline.words import parse
 from autoddp.hosts import late_hosts
 from autoddp.hosts.late_hosts import Notices, Plan, Running
 from autoddp.knobs import Configuration
+from autoddp.network.own_network import Network
 from autoddp.recipe import Recipe, dump, load
-from autoddp.wire.worker_config import APPLY
+from autoddp.wire.worker_config import APPLY, WorkerConfig
 
 RECIPE = replace(
     load(ROOT / "tests" / "recipe" / "sound.autoddp.toml"), configuration=Configuration({"bucket_cap_mb": 3.0})
@@ -176,6 +179,23 @@ def test_no_host_joins_a_static_rendezvous_late(tmp_path):
         two.kill()
     assert starts(one) == starts(two) == [f"of 2: {RUNS}"]
     assert starts(other) == []
+
+
+@pytest.mark.parametrize(
+    ("nodes", "settings", "more", "world"),
+    [
+        ("1:2", {"hook": "bf16"}, [], 8),
+        ("1:2", {"hook": "bf16"}, ["--force"], 0),
+        ("1:2", {"bucket_cap_mb": 3.0}, [], 0),  # changes no gradients
+        ("2", {"hook": "bf16"}, [], 0),  # torchrun starts no other number
+    ],
+)
+def test_ranks_know_for_how_many_of_them_the_recipe_is(nodes, settings, more, world):
+    """A recipe for two hosts went on on one, where the other one was lost: at a start it would have been left out."""
+    mode = Mode(tune=False, several_nodes=True, recipe=replace(RECIPE, configuration=Configuration(settings)))
+    words = ["--rdzv-backend", "c10d", "--nnodes", nodes, *more, "train.py"]
+    found = job_environment(parse(words), mode, Network())
+    assert WorkerConfig.parse(found[APPLY]).world == world
 
 
 @pytest.mark.lab

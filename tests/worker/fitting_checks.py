@@ -60,6 +60,8 @@ class Case:
     """Of the recipe, where they are not the models' own."""
     started: int = 0
     """Ranks that the launcher says it has started; 0: it says nothing."""
+    world: int = 0
+    """Ranks that the recipe is for; 0: any number."""
     backend: str = "gloo"
     """Of the recipe."""
     restored: bool = False
@@ -142,6 +144,8 @@ CASES = {
     "static graph, no_sync": Case({"static_graph": True}, micro_batches=2, no_sync=True),
     "other parameters": Case(BF16, digests="0123456789abcdef"),
     "started elsewhere": Case({**BF16, **CAPS}, started=1),
+    "other ranks": Case({**BF16, **CAPS}, started=WORLD, world=WORLD + 1),
+    "as many ranks": Case(BF16, started=WORLD, world=WORLD),
     "another backend": Case({**BF16, **CAPS}, backend="nccl"),
     "one of two refused": Case(BF16, models=2, inputs=[*with_model(FITS, 0, 2), *with_model(OTHERS, 1, 2)]),
     "nothing to launch, refused": Case({}, inputs=OTHERS),
@@ -180,6 +184,7 @@ def order_of(case: Case, folder: Path, name: str) -> WorkerConfig:
         note="" if case.is_named else str(folder / f"{name}.unfit"),
         noted="# a note\n",
         variables={"OMP_NUM_THREADS": "1"},
+        world=case.world,
     )
 
 

@@ -44,7 +44,15 @@ RESTORED = {
     "implicit_no_sync, restored": "plain, micro-batches",
 }
 """The same of what is trained after it was unpickled, under a recipe that fits."""
-FIT = ("hook fits", "hook fits, alone", "hook, free batch", "hook, nothing known", "accumulation fits", "caps fit")
+FIT = (
+    "hook fits",
+    "as many ranks",
+    "hook fits, alone",
+    "hook, free batch",
+    "hook, nothing known",
+    "accumulation fits",
+    "caps fit",
+)
 ALONE = [("accumulation fits, alone", "accumulation fits"), ("implicit_no_sync fits, alone", "plain, micro-batches")]
 
 
@@ -170,6 +178,16 @@ def test_steps_of_fewer_passes_are_told(folder: Path) -> None:
     assert far(found, ranks(folder, "plain, micro-batches")[0]) < 1e-6
     (line,) = found["told"]
     assert "fewer than the 4 backward passes that they had when tuned; tune it with --trials 20" in line
+
+
+def test_what_changes_training_is_not_used_by_another_number_of_ranks(folder: Path) -> None:
+    """As where a host of `--nnodes 1:2` is lost, and torchrun starts the ranks of the others again."""
+    found = ranks(folder, "other ranks")[0]
+    assert far(found, ranks(folder, "plain")[0]) == 0
+    assert (found["views"], found["hooks"]) == ([False], [0])
+    (line,) = found["told"]
+    assert "proj.train.autoddp.toml changes training and was made for 3 ranks, and 2 have started: they run as" in line
+    assert not note(folder, "other ranks")
 
 
 def test_a_parameter_that_the_model_returns_changes_no_step(folder: Path) -> None:

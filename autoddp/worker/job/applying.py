@@ -53,7 +53,18 @@ from autoddp.worker.trial.live_ddp import effects_of
 
 
 def start_applying(config: WorkerConfig) -> None:
-    """Patch DDP so that it is built as the configuration says."""
+    """Patch DDP so that it is built as the configuration says.
+
+    What changes training is for the number of ranks with which it was measured. Another one runs as written, all ranks
+    alike, as where the launchers know it at once.
+    """
+    started = int(started_with("WORLD_SIZE", "0"))
+    if config.world and started not in (0, config.world):
+        _warn(
+            f"{config.recipe} changes training and was made for {config.world} ranks, and {started} have started: "
+            "they run as written; --force on all hosts uses it all the same"
+        )
+        return
     configuration = _without_missing(config.configuration)
     patch = Patch()
     switch = ReductionSwitch(patch.of)
