@@ -54,7 +54,7 @@ def _of_recipe(options: Options, mode: Mode, recipe: Recipe, network: Network) -
         static_graph=recipe.fits.find_unused_parameters,
         recipe=str(mode.path or options.recipe_path),
         note=str(note.path.absolute()) if note else "",
-        noted=note.begins(options) if note else "",
+        noted=note.begins(options, recipe) if note else "",
         variables=variables,
         world=recipe.fits.world_size if is_bound else 0,
         watch=watch_plan(options, recipe, mode.configuration),

@@ -283,7 +283,7 @@ def _tunes_again(mode: Mode, options: Options, unlike: str) -> str:
     fewest, most = node_range(options.torchrun)
     if fewest != most or not mode.notes or mode.recipe is None or mode.path is None or mode.recipe.evidence.objective:
         return ""
-    return "; the next launch tunes again" if Note(mode.path, options).write(options, unlike) else ""
+    return "; the next launch tunes again" if Note(mode.path, options).write(options, mode.recipe, unlike) else ""
 
 
 def choose_to_diagnose(options: Options) -> Mode:

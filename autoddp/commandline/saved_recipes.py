@@ -16,9 +16,7 @@ import glob
 import hashlib
 import json
 import os
-import time
 from collections.abc import Callable
-from datetime import datetime, timezone
 from pathlib import Path
 
 from autoddp.commandline.options import Options
@@ -188,8 +186,9 @@ class Note:
     """Says that the job last launched with a recipe was another one, so that the next launch tunes again.
 
     It stands beside the recipe, `proj.train.autoddp.unfit`, and its last line says what differed. The worker writes it
-    on each host; a launcher that has tuned removes it. Beside a recipe in the current folder nothing is written if
-    that folder takes no files: the note then goes where new recipes go.
+    on each host; a launcher that has tuned removes it. One that cannot be removed, as another user's, counts only for
+    the recipe whose date it says: the file's own time may be by the clock of another machine. Beside a recipe in the
+    current folder nothing is written if that folder takes no files: the note then goes where new recipes go.
     """
 
     def __init__(self, recipe: Path, options: Options) -> None:
@@ -198,43 +197,38 @@ class Note:
         # as it is, a name with a line break ends the comment, and one that is not UTF-8 cannot be written
         self._recipe = printable(recipe.name)
 
-    def begins(self, options: Options) -> str:
+    def begins(self, options: Options, recipe: Recipe) -> str:
         """All of its text but the last line, which the worker writes."""
         return (
             f"# The job that was launched with {self._recipe} was another one, so the next launch tunes again.\n"
             "# autoddp removes this file then; remove it yourself to launch with that recipe all the same.\n"
-            "# The digest of the script's arguments, and what differed:\n"
-            f"{arguments_digest(options)}\n"
+            "# The digest of the script's arguments, the recipe's date, and what differed:\n"
+            f"{arguments_digest(options)}\n{recipe.made_by.date}\n"
         )
 
-    def write(self, options: Options, why: str) -> bool:
+    def write(self, options: Options, recipe: Recipe, why: str) -> bool:
         """Write it, for what the launcher has seen before the job; whether that could be done."""
         try:
             options.folders.make()
-            write_whole(self.path, f"{self.begins(options)}{why}\n")
+            write_whole(self.path, f"{self.begins(options, recipe)}{why}\n")
         except OSError:
             return False
         return True
 
-    def _is_older_than(self, recipe: Recipe) -> bool:
-        """Whether it was written before the recipe was made. One of another user's may be there for good."""
-        with contextlib.suppress(OSError, ValueError):
-            made = datetime.strptime(recipe.made_by.date, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc).timestamp()
-            return os.stat(self.path).st_mtime < made <= time.time()
-        return False
-
     def why(self, recipe: Recipe, options: Options) -> str:
         """What differed at the last launch; "" where there is no note, or it is of a launch that does not concern this.
 
-        Such a one had other arguments, while the recipe was made with these.
+        Such a one was with another recipe, or had other arguments, while the recipe was made with these.
         """
-        if not os.path.isfile(self.path) or self._is_older_than(recipe):  # a pipe would be waited for
+        if not os.path.isfile(self.path):  # a pipe would be waited for
             return ""
         try:
             lines = self.path.read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:
             return ""
         said = [line for line in lines if line.strip() and not line.startswith("#")]
+        if len(said) > 2 and said[1] != recipe.made_by.date:
+            return ""
         here = arguments_digest(options)
         if said[:1] != [here] and recipe.made_by.arguments == here:
             return ""
