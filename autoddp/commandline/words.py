@@ -155,15 +155,21 @@ def of_words(words: Sequence[str]) -> dict[str, Any]:
 RESERVED = ("AUTODDP_LOG", "AUTODDP_TUNING", "AUTODDP_WRAP")
 """Variables of autoddp that are no options."""
 _INTERNAL = re.compile("AUTODDP_(WORKER_.*|RECORDS_CALLS|USERS_PYTHONPATH|NAMES_ERRORS_FOR|CLOCK_AHEAD|NO_LANDLOCK)")
+_OF_A_SERVICE = "_SERVICE_HOST"
 _ON, _OFF = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 
 
 def _from_environment() -> dict[str, Any]:
     """The options that variables such as AUTODDP_ALLOW=exact set; the command line overrules them. UsageError."""
     options = {f"AUTODDP_{option[2:].replace('-', '_').upper()}": option for option in DECLARED}
+    # Kubernetes sets AUTODDP_SERVICE_HOST, AUTODDP_PORT and more in each pod where there is a Service of that name.
+    services = [name.removesuffix(_OF_A_SERVICE) for name in os.environ if name.endswith(_OF_A_SERVICE)]
+    of_services = tuple(f"{service}{rest}" for service in services for rest in ("_SERVICE_", "_PORT"))
     words = []
     for name, value in os.environ.items():
         if not name.startswith("AUTODDP_") or name in RESERVED or _INTERNAL.fullmatch(name):
+            continue
+        if name not in options and name.startswith(of_services):
             continue
         if name not in options:
             raise UsageError(f"{name}: no variable of autoddp{did_you_mean(name, options)}; unset it")

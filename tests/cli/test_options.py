@@ -392,6 +392,20 @@ def test_a_variable_that_cannot_be_understood_is_an_error(
     assert says in str(raised.value)
 
 
+@pytest.mark.parametrize("service", ["AUTODDP", "AUTODDP_TRAIN_1"])
+def test_variables_that_kubernetes_sets_for_a_service_are_left_alone(
+    service: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In each pod of a namespace, for a Service called autoddp-train-1, such as that of its TensorBoard."""
+    for name in ("SERVICE_PORT", "SERVICE_PORT_HTTP", "PORT", "PORT_80_TCP", "PORT_80_TCP_ADDR", "SERVICE_HOST"):
+        monkeypatch.setenv(f"{service}_{name}", "tcp://10.0.0.11:80")
+    monkeypatch.setenv("AUTODDP_ALLOW", "exact")
+    assert parse(SCRIPT).allow is Rung.EXACT
+    monkeypatch.delenv(f"{service}_SERVICE_HOST")
+    with pytest.raises(UsageError, match=rf"^{service}_[A-Z_0-9]*PORT[A-Z_0-9]*: no variable of autoddp"):
+        parse(SCRIPT)
+
+
 @pytest.mark.parametrize("name", [*RESERVED, "AUTODDP_WORKER_TUNES", "AUTODDP_CLOCK_AHEAD", "AUTODDP_RECORDS_CALLS"])
 def test_variables_of_autoddp_that_are_no_options_are_left_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "1")
