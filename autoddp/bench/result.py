@@ -5,6 +5,7 @@ It is kept in the output folder as `.autoddp/bench/<key>.json`, one file for eac
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Mapping
@@ -131,9 +132,14 @@ def folder(output: Path) -> Path:
 
 
 def store(output: Path, result: BenchResult) -> Path:
-    """Write a result, whole or not at all, and return its path. An older one of the same world is replaced. OSError."""
+    """Write a result, whole or not at all, and return its path. An older one of the same world is replaced. OSError.
+
+    git does not see it, as it does not see the folders of runs: the output folder usually lies in the user's project.
+    """
     place = folder(output) / f"{result.facts.key}.json"
     place.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):  # the user's stays
+        write_whole(place.parent / ".gitignore", "*\n", private=True, new=True)
     write_whole(place, encode(result.plain(), indent=1), private=True)
     return place
 

@@ -52,7 +52,16 @@ def test_the_cache(tmp_path: Path) -> None:
     newer = replace(RESULT, made_by={"autoddp": "0.2.0", "date": "2025-11-21T21:00:00Z"})
     assert store(tmp_path, newer) == place
     assert load_cached(tmp_path, FACTS) == newer
-    assert list(folder(tmp_path).iterdir()) == [place]
+    assert list(folder(tmp_path).glob("[!.]*")) == [place]
+
+
+def test_git_does_not_see_results(tmp_path: Path) -> None:
+    """`git add -A` in the user's project took them, where no run of tuning had made the folder."""
+    ignore = store(tmp_path, RESULT).with_name(".gitignore")
+    assert ignore.read_text() == "*\n"
+    ignore.write_text("!*.json\n")
+    store(tmp_path, RESULT)
+    assert ignore.read_text() == "!*.json\n"
 
 
 @pytest.mark.parametrize(
