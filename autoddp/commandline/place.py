@@ -98,10 +98,11 @@ def require_master(torchrun: argparse.Namespace) -> None:
     try:
         with awaiting(f"the name service to tell the address of the master, {torchrun.master_addr}", soon=_SOON):
             socket.getaddrinfo(torchrun.master_addr, None)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter for what can be no name, such as .internal
+        why = error.strerror if isinstance(error, OSError) else "no host can have it"
         raise UsageError(
             f"{torchrun.master_from} names the master {torchrun.master_addr}, and this node ({socket.gethostname()}) "
-            f"knows no address of that name ({error.strerror}): give its address by --master-addr"
+            f"knows no address of that name ({why}): give its address by --master-addr"
         ) from None
 
 

@@ -371,3 +371,10 @@ def test_a_name_service_that_says_nothing_is_named(monkeypatch: pytest.MonkeyPat
     with pytest.raises(UsageError, match=r"knows no address of that name \(Temporary failure"):
         module.require_master(master)
     assert lines[0].startswith("waiting for the name service to tell the address of the master, algo-1")
+
+
+def test_a_master_whose_name_no_host_can_have_is_one_line(understood) -> None:
+    """As of a template whose part before the dot was empty: Python's own error for it was a traceback."""
+    found, _ = understood(read("azure-ml") | {"AZ_BATCH_MASTER_NODE": ".internal:6000"})
+    with pytest.raises(UsageError, match=r"^AZ_BATCH_MASTER_NODE names the master \.internal, .*: give its address by"):
+        module.require_master(found)
