@@ -196,6 +196,9 @@ def _divide(
     torchrun's are its options, the script and the script's words. UsageError where an option of autoddp has no value.
     """
     script_at, understood = _find_script(argv, torchrun)
+    for option, _, value in (word.partition("=") for word in argv[:script_at]):
+        if option.startswith("--") and value == "--":  # argparse drops it, and makes an empty list of the rest
+            raise UsageError(f"{option}: no option takes the value --: give another one, or leave it out")
     ours, rest, _ = _without_own(argv[:script_at])
     script, after = argv[script_at], list(argv[script_at + 1 :])
     theirs, says = [*rest, script], []

@@ -351,6 +351,8 @@ BAD = [
     ("--scratch-limit -5 t.py", "--scratch-limit '-5': must be a size such as 20G, or a share such as 20%, e.g. --s"),
     ("--max-restarts x t.py", "--max-restarts/--max_restarts: invalid int value: 'x'"),
     ("--nnodes", "--nnodes: expected one argument"),
+    ("--logs-specs=-- t.py", "--logs-specs: no option takes the value --: give another one, or leave it out"),
+    ("--recipe=-- t.py", "--recipe: no option takes the value --: give another one, or leave it out"),
 ]
 
 
