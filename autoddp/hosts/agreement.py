@@ -223,7 +223,7 @@ def agree(
         met = _met(torchrun, place)
     sets = {*os.environ, *variables}
     if met is None:
-        return _met_without_us(torchrun, place, sets)
+        return _met_without_us(torchrun, place, sets, script)
     info, meeting = met
     mine = HostFacts(
         name=socket.gethostname(),
@@ -311,13 +311,13 @@ def _reached(torchrun: argparse.Namespace) -> _Place:
     return place
 
 
-def _met_without_us(torchrun: argparse.Namespace, place: _Place, sets: Collection[str]) -> Agreement:
+def _met_without_us(torchrun: argparse.Namespace, place: _Place, sets: Collection[str], script: str) -> Agreement:
     """What this host does where the others met before it came. UsageError where it cannot join them."""
     # Under a static rendezvous all hosts have met: one more would take the place of a host whose ranks train.
     if place.notices is None or place.endpoint is None or place.static:
         raise cannot_join(torchrun.rdzv_backend)
     _, most = options.node_range(torchrun)
-    joins = place.notices.awaited(tell, most)
+    joins = place.notices.awaited(tell, most, script)
     running = joins[1]
     tell(joining(running, most))
     places = places_here(torchrun.local_addr, may_have_gpus(os.environ))
@@ -388,7 +388,7 @@ def _compared_by_all(
     if place.notices is not None and rank == 0:
         # A late host finds the meeting closed, and then reads this. No host closes it before `choose` ends.
         names = ", ".join(host.name for host in hosts)
-        place.notices.plan(Plan(mine.plan, mine.reads, job and not errors, names))
+        place.notices.plan(Plan(mine.plan, mine.reads, job and not errors, names, mine.script))
     here = places_here(torchrun.local_addr, may_have_gpus(os.environ))
     choice = choose(meeting.exchange, rank, labels(hosts), here, measures)
     place.handler.shutdown()

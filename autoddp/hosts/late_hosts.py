@@ -20,6 +20,7 @@ _EVERY = 0.5  # seconds between two looks at what the job is launched with
 _AGAIN = 60.0  # seconds from one line to the next
 _LAUNCHING = 30.0  # seconds in which all hosts that have met launch the job once the first one does
 _JOINING = 10.0  # seconds, likewise, until the last of them takes part in it
+_ANOTHER_JOB = "if this is another job, give it an --rdzv-id, or an endpoint, of its own"
 
 
 class Plan(Struct, frozen=True):
@@ -33,6 +34,8 @@ class Plan(Struct, frozen=True):
     """Whether a job follows which further hosts may join."""
     hosts: str = ""
     """The names of those that have met. One may be there twice: its command was started twice."""
+    script: str = ""
+    """A digest of what the first host's script contains, see `agreement.HostFacts`."""
 
     @property
     def told(self) -> str:
@@ -88,16 +91,20 @@ class Notices:
             self._board.set(self._running, encode(running))
             self._board.add(self._launching, 1)
 
-    def awaited(self, say: Callable[[str], None], most: int) -> tuple[Plan, Running]:
+    def awaited(self, say: Callable[[str], None], most: int, script: str = "") -> tuple[Plan, Running]:
         """What the hosts that have met planned, and what they launch; tuning may take long, and `say` tells so.
 
-        Where they are `most`, as many as the job can have, it returns only once they have had time to take part.
+        Where they are `most`, as many as the job can have, it returns only once they have had time to take part. That
+        they have another `script` is told at once: as under torchrun, a job with their endpoint and run id is taken for
+        a further host of theirs, and without --rdzv-id all jobs have one.
         UsageError where no job follows that could be joined, HostLost if there is none any more.
         """
         try:
             plan = decode(self._board.get(self._plan), Plan) if self._board.check([self._plan]) else Plan()
             if not plan.job:
                 raise UsageError(_without_this_host(plan))
+            if script and plan.script not in ("", script):
+                say(f"warning: the script here is not that of the other hosts{plan.told}: {_ANOTHER_JOB}")
             due = 0.0
             for waited in polls(math.inf, _EVERY):
                 if self._board.check([self._running]):

@@ -53,6 +53,18 @@ def test_a_host_that_waits_for_the_end_of_tuning_says_so() -> None:
     assert line.startswith("the other hosts have begun already (tuning with 20 trials; on host0, host0): joining them")
 
 
+@pytest.mark.parametrize(("script", "is_told"), [("02", True), ("01", False), ("", False)])
+def test_a_late_host_with_another_script_is_told_so(script: str, is_told: bool) -> None:
+    """It may be another job, with the endpoint of the first one and the usual run id: it waited for that one's end."""
+    notices, said = Notices(HashStore(), "none"), list[str]()
+    notices.plan(Plan("digest", "tuning with 20 trials", job=True, hosts="host0, host1", script="01"))
+    notices.running(Running("digest"))
+    notices.awaited(said.append, 2, script)
+    assert [line.partition("; on host0, host1): ")[2] for line in said] == is_told * [
+        "if this is another job, give it an --rdzv-id, or an endpoint, of its own"
+    ]
+
+
 @pytest.mark.parametrize(("most", "looks"), [(2, 3), (3, 2)])
 def test_a_host_too_many_lets_those_that_have_met_take_part_first(monkeypatch, most, looks) -> None:
     """It was there before one of them, which then waited in vain until the job had ended."""
