@@ -309,6 +309,8 @@ class Hosts:
             raise HostLost(f"{self._presence.why_over or first_line(error)}; no job is started") from None
         # Where the job can spare them it is launched as all have decided: some hosts may be launching it already.
         self._require(self.left - len(lost), ", ".join(lost))
+        if lost:
+            say(f"warning: {', '.join(lost)}; the job starts with the hosts that come")
 
     def _gone(self, absent: Collection[int]) -> list[str]:
         """Why, with the host's name, each launcher that is gone will not launch the job with the others."""

@@ -344,15 +344,18 @@ def interrupted() -> None:
 )
 def test_all_hosts_launch_the_job_or_none_does(fewest: int, ends: Any, others: str) -> None:
     """The others waited in silence, as long as torchrun does, for one that had been ended while it wrote its report."""
-    three = connected(3, fewest=fewest)
+    three, said = connected(3, fewest=fewest), list[str]()
     asked = [(host.one_answer, "x", True, quiet, host is three[0]) for host in three]
     assert together(*asked) == [("x", True)] * 3
+    stay = [(launched, host, lambda: None, said.append) for host in (three[0], three[2])]
     if ends is None:
         gone(three[1])
-        found = together((launched, three[0]), (launched, three[2]))
+        found = together(*stay)
     else:
-        found = together((launched, three[0]), (launched, three[2]), (launched, three[1], ends))[:2]
+        found = together(*stay, (launched, three[1], ends))[:2]
     assert [re.sub(r"for \d+ s", "for 2 s", one) for one in found] == [others] * 2
+    spared = "warning: host1 has left: SIGINT; the job starts with the hosts that come"
+    assert [line for line in said if "warning" in line] == [spared] * (2 if fewest == 2 else 0)
 
 
 @pytest.mark.usefixtures("hasty")
