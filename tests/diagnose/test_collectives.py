@@ -624,6 +624,27 @@ def test_a_pipeline_that_logs_rarely_is_not_told_to_log_less_often() -> None:
     assert not list(CAUSES["scalar_collectives"].suspect(Job(recording, steps, [], script, 2)))
 
 
+@pytest.mark.parametrize("has_optimizer", [False, True])
+def test_sends_behind_the_last_call_of_a_step_are_a_part_of_it(has_optimizer: bool) -> None:
+    """A grid sends in each 20 ms and adds up one number in each twentieth time: a step of it takes 400 ms, not two."""
+    ranks = []
+    for rank in (0, 1):
+        calls = []
+        for number in range(900):
+            now = 1.0 + 0.02 * number
+            calls.append(call(place(20, "isend", "send"), -1, now, 1e-4, 8000, blocking=False))
+            calls += [call(place(10), number // 20, now + 0.018, 1e-3, 8)] if number % 20 == 7 else []
+            step = place(30, "step of SGD", "step of SGD", None)
+            calls += [call(step, -1, now + 0.0195, 0.0)] if has_optimizer else []
+        ranks.append(process(rank, calls))
+    recording = Recording(tuple(ranks))
+    steps = steps_of(recording)
+    assert steps.seconds == pytest.approx(0.02 if has_optimizer else 0.4, rel=0.01)
+    script = script_of(recording, steps)
+    assert script is not None
+    assert script.seconds / script.covers == pytest.approx(steps.seconds, rel=0.01)
+
+
 @pytest.mark.parametrize(("what", "method"), [("broadcast", "broadcast"), ("all_reduce", "allreduce")])
 @pytest.mark.parametrize("where", [(10,), (10, 11, 12)])
 def test_numbers_that_one_rank_sends_are_not_added_up(what: str, method: str, where: tuple[int, ...]) -> None:

@@ -448,7 +448,9 @@ def _as_a_whole(part: Call, whole: Call) -> Call:
 
 
 def _ends_a_gap(place: Place) -> bool:
-    return place.group is not None or place.is_about_groups or place.is_for_objects
+    """Whether a gap of what is done again ends with it: sends lie within one, wherever in a step they are."""
+    is_done = place.group is not None and can_be_done(place)
+    return is_done or place.is_about_groups or place.is_for_objects
 
 
 def rest(computes: float, sleeps: float, last: Played) -> Iterator[Played]:
