@@ -1201,7 +1201,13 @@ AGAIN = Use(2, 1.0, "train.py:11")
 
 @pytest.mark.parametrize(
     ("of_ranks", "found"),
-    [((USE, USE), True), ((USE, None), False), ((USE, NEXT), False), ((AGAIN, AGAIN), False)],
+    [
+        ((USE, USE), True),
+        ((USE, None), False),
+        ((USE, NEXT), False),
+        ((AGAIN, AGAIN), False),
+        ((USE, AGAIN), False),
+    ],
 )
 def test_a_result_that_is_used_later(of_ranks: tuple[Use | None, ...], found: bool) -> None:
     """Only where it was seen on each rank, and where something lies in between on each."""

@@ -79,16 +79,17 @@ def _first_uses(job: Job) -> dict[tuple[Place, int], Use]:
     """Place, and which of its calls in a step → the first use of its result.
 
     It is the earliest over all ranks that call it. All of them must have seen one. None may call it in the steps: it
-    may belong to the start, to a trial of fewer threads, or to a world beside that of the ranks. If nothing uses it but
-    the next call of the same line, it may be read where nobody sees it, by numpy or C++: then nothing is known.
+    may belong to the start, to a trial of fewer threads, or to a world beside that of the ranks. If on one of them
+    nothing uses it but the next call of the same line, it may be read where nobody sees it, by numpy or C++: then
+    nothing is known. It is so where only the root of a broadcast is seen to use what it has sent.
     """
     found: dict[tuple[Place, int], Use] = {}
     for which in {which for one in job.recording.of_rank.values() for which in one.uses}:
         callers = [one for one in job.recording.of_rank.values() if which[0] in one.sums]
         if callers and all(which in one.uses for one in callers):
-            use = min(one.uses[which] for one in callers)
-            if use.where != which[0].where:
-                found[which] = use
+            uses = [one.uses[which] for one in callers]
+            if all(use.where != which[0].where for use in uses):
+                found[which] = min(uses)
     return found
 
 
