@@ -552,6 +552,29 @@ def test_calls_with_work_between_them_stay_apart() -> None:
     assert runs(script, range(65, 1000)) == {}
 
 
+@pytest.mark.parametrize("size", [8, 30_000])
+def test_calls_of_several_steps_become_no_one_call_however_long_they_take(size: int) -> None:
+    """Where a network is slow, or cores are short, a call takes much longer than what is computed between two of them.
+
+    The optimizer needs its result before the next one can be computed.
+    """
+    step, ranks = place(30, "step of SGD", "step of SGD", None), []
+    for rank in (0, 1):
+        calls = []
+        for number in range(100):
+            now = 1.0 + 0.07 * number
+            calls.append(call(place(10), number, now, 0.05, size))
+            calls.append(call(step, -1, now + 0.051, 0.0))
+        ranks.append(process(rank, calls))
+    recording = Recording(tuple(ranks))
+    steps = steps_of(recording)
+    script = script_of(recording, steps)
+    assert script is not None
+    job = Job(recording, steps, [], script, 2)
+    assert not [*CAUSES["small_collectives"].suspect(job)]
+    assert {one.tried for one in CAUSES["scalar_collectives"].suspect(job)} <= {"a tenth of these calls"}
+
+
 def test_calls_that_are_left_out_leave_what_is_computed_between_them() -> None:
     """Also behind the last one that stays: else a step without them would be shorter than it is."""
     ranks = []

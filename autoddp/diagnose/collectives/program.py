@@ -21,7 +21,7 @@ from functools import cached_property
 from autoddp.codec import replace as replace_struct
 from autoddp.diagnose.collectives.recording import MAKES, Call, Group, Place, Process, Recording
 from autoddp.diagnose.collectives.steps import Steps
-from autoddp.diagnose.collectives.stretches import LONGEST_STEP, MOST_CALLS, stretches_of
+from autoddp.diagnose.collectives.stretches import LONGEST_STEP, MOST_CALLS, steps_at, stretches_of
 from autoddp.diagnose.collectives.table import leave_together, waits_for
 from autoddp.wire.recorded_calls import SHORT_GAP
 from autoddp.wire.replayed_calls import CALLS, DESTROY_GROUP, MAKE_GROUP, OBJECTS, REST, WAIT, Act, Program
@@ -65,6 +65,8 @@ class Script:
     """See `Steps.of_each`."""
     pace: float = 1.0
     """See `Stretch.pace`."""
+    stepped: dict[int, list[float]] = field(default_factory=dict)
+    """When the optimizer that steps most often has stepped, on each rank."""
 
     @property
     def program(self) -> Program:
@@ -100,15 +102,17 @@ class Script:
         A process that loses its core has a long gap there, and the others of its group have none. So it counts if the
         gap is short on one rank: between two steps it is long on all of them. It is compared with what calls of a place
         usually take: a single one may be quick by chance, and Python's work between two calls is slow where cores are
-        short.
+        short. Nor does a call follow one of an earlier step, however long calls take: the optimizer needs that first.
         """
         follows: dict[tuple[int, int], bool] = {}
         soon: set[tuple[int, int]] = set()
         for rank, of_rank in self.played.items():
             before: Played | None = None
+            stepped, steps_before = self.stepped.get(rank, []), 0
             for one in of_rank:
                 group, number = one.key
-                adjacent = before is not None and before.key == (group, number - 1)
+                steps = bisect_right(stepped, one.call.began)
+                adjacent = before is not None and before.key == (group, number - 1) and steps == steps_before
                 alike = before is not None and before.act.call == one.act.call and before.act.waits == one.act.waits
                 follows[one.key] = follows.get(one.key, True) and adjacent and alike
                 little = (
@@ -116,7 +120,7 @@ class Script:
                 )
                 if before is not None and one.act.computes + one.act.sleeps <= little:
                     soon.add(one.key)
-                before = one
+                before, steps_before = one, steps
         return {key for key, holds in follows.items() if holds and key in soon}
 
     @cached_property
@@ -238,7 +242,13 @@ def script_of(recording: Recording, steps: Steps) -> Script | None:
     for one in recording.of_rank.values():
         builds |= one.builds
     ranks = max(recording.world, max(played) + 1)
-    return Script(groups, played, covers, seconds, ranks, pauses, builds, of_each, pace)
+    stepped = {rank: _stepped(recording.of_rank[rank]) for rank in played}
+    return Script(groups, played, covers, seconds, ranks, pauses, builds, of_each, pace, stepped)
+
+
+def _stepped(process: Process) -> list[float]:
+    place = steps_at(process)
+    return sorted(call.began for call in process.calls if call.place == place)
 
 
 def are_before_the_steps(calls: Iterable[Call], recording: Recording, steps: Steps) -> bool:

@@ -168,7 +168,7 @@ class _Set:
         # A pause before and behind them may be longer: it is cut.
         if not spans or max(ended for _, ended in spans) - min(began for began, _ in spans) > LONGEST_STEP:
             return None
-        place = None if steps.period else _steps_at(self.process)
+        place = None if steps.period else steps_at(self.process)
         ends = sorted(call.began for call in self.process.calls if call.place == place) or self.ends
         counts = [bisect_right(ends, end) - bisect_right(ends, begin) if ends else often for begin, end in each]
         count = counts[each.index((first, last))]
@@ -203,7 +203,7 @@ def _pace(stretches: Sequence[tuple[float, float]], counts: Sequence[int], usual
     return sum(length for length, _ in kept) / sum(count for _, count in kept) / usual if usual and kept else 1.0
 
 
-def _steps_at(process: Process) -> Place | None:
+def steps_at(process: Process) -> Place | None:
     """The place of the optimizer that steps most often; None without one."""
     counts = Counter(call.place for call in process.calls if call.place.is_step)
     return counts.most_common(1)[0][0] if counts else None
@@ -211,7 +211,7 @@ def _steps_at(process: Process) -> Place | None:
 
 def ends_of_steps(process: Process, steps: Steps) -> list[float]:
     """When steps of a rank end: where its optimizer steps, else in the longest gap between calls that repeat."""
-    if not steps.period and (place := _steps_at(process)) is not None:
+    if not steps.period and (place := steps_at(process)) is not None:
         return _before_calls(process, place)
     calls = [call for call in process.calls if call.place.repeats_in_steps]
     if not steps.period or len(calls) < 2:
