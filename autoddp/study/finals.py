@@ -119,7 +119,8 @@ class Rounds(ABC):
                 shows_as_much = found.is_settled or number >= len(before.rounds)
                 if shows_as_much and not self._loses(before, found):
                     self.paired = found
-                running = [AS_WRITTEN, *open_ones]
+                # Who has left stays away: its next block would be paired with one of an earlier round.
+                running = [AS_WRITTEN, *(c for c in open_ones if c in running)]
             self._observer.final(number, self.most)
 
     def _loses(self, before: Paired, found: Paired) -> bool:
@@ -284,12 +285,15 @@ class Finals(Rounds):
 
 
 def ladder_of(finalists: Sequence[Standing]) -> tuple[Standing, ...]:
-    """The fastest finalist of each rung by its paired rounds, exact first, each compared with all milder rungs."""
+    """The fastest finalist of each rung by its paired rounds, exact first, each compared with all milder rungs.
+
+    One that has left the rounds does not take the place of one that has stayed.
+    """
     best: list[Standing] = []
     for rung in Rung:
         of_rung = [standing for standing in finalists if standing.rung is rung]
         if of_rung:
-            fastest = max(of_rung, key=lambda standing: standing.speedup.ratio)
+            fastest = max(of_rung, key=lambda standing: (len(standing.rounds), standing.speedup.ratio))
             best.append(replace(fastest, speedup_low_over={other.rung: _low_over(fastest, other) for other in best}))
     return tuple(best)
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import random
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 from launchers import FROM_NOTHING
@@ -136,6 +137,48 @@ def test_what_can_no_longer_win_leaves() -> None:
     turns = Counter(machine.turns)
     assert turns[OF_RUNG[Rung.EXACT]] < turns[OF_RUNG[Rung.NEAR]] == turns[AS_WRITTEN]
     assert launched(finals) == OF_RUNG[Rung.NEAR]
+
+
+class Stumbling(Machine):
+    """Some configurations take five times as long in the fourth round. `ran`: in which rounds each one did."""
+
+    def __init__(self, stumbles: Callable[[Configuration], bool], **times: float) -> None:
+        super().__init__(0.002, **times)
+        self._stumbles = stumbles
+        self.number = 1
+        self.ran: dict[Configuration, list[int]] = {}
+
+    def __call__(self, configuration: Configuration, warmup: int, steps: int, **more: object) -> BlockDone:
+        self.ran.setdefault(configuration, []).append(self.number)
+        done = super().__call__(configuration, warmup, steps, **more)
+        times = 5 if self.number == 4 and configuration and self._stumbles(configuration) else 1
+        return replace(done, seconds=tuple(times * second for second in done.seconds))
+
+
+@pytest.mark.parametrize(
+    ("stumbles", "times"),
+    [
+        (lambda one: "hook" in one, {"exact": 1.2, "near": 1.5, "lossy": 1.6}),  # and exact was surely slower before
+        (lambda one: "hook" not in one, {"exact": 1.2, "near": 1.0, "lossy": 1.28}),  # and another exact one has left
+    ],
+)
+def test_no_block_is_paired_with_another_round(
+    stumbles: Callable[[Configuration], bool], times: dict[str, float]
+) -> None:
+    machine = Stumbling(stumbles, **times)
+    budget, cost, asked = StepBudget(STEP), Cost(machine), StudySettings(allow=Rung.LOSSY)
+
+    class Follows(Observer):
+        def final(self, number: int, planned: int) -> None:
+            machine.number = number + 1
+
+    finals = Finals(cost, budget, Reserve(cost, budget), asked, Follows(), random.Random(0), {})
+    contenders = [*OF_RUNG.values(), Configuration({"bucket_cap_mb": 4.0})]
+    finals.run(contenders, dict.fromkeys((AS_WRITTEN, *contenders), STEP))
+    assert any(machine.ran[one][-1] == 3 for one in contenders)
+    assert machine.ran[AS_WRITTEN][-1] > 4
+    for standing in finals.paired.finalists:
+        assert machine.ran[standing.configuration] == list(range(1, len(standing.rounds) + 1))
 
 
 class TwoTasks(Machine):
