@@ -19,6 +19,7 @@ EXPORT = "; if the job needs it, export it"
 POSITIVE = ": must be a finite number above 0"
 LIST = ': must be a list of one or more texts, as ["cpu"]'
 COUNTS = ": must be a list of whole numbers, 1 or more, as [4, 8]"
+LEVELS = '"LOC", "NVL", "PIX", "PXB", "PHB", "SYS", "0", "1", "2", "3", "4", "5", "6"'
 OF_ALL = ": must have nodes, 2, numbers, of which the sum is world_size, 8"
 NEWER = "schema = 2: written by a newer autoddp; upgrade it from its checkout: git pull, then pip install -e ."
 
@@ -105,6 +106,8 @@ BAD = [
             ("NCCL_BUFFSIZE", "9" * 40, 'must be a whole number from 1 to 2147483647 in quotes, as "1"'),
             ("NCCL_NTHREADS", "100", 'must be one of "64", "128", "256", "512"'),
             ("NCCL_IB_DISABLE", "yes", 'must be one of "0", "1"'),
+            ("NCCL_P2P_LEVEL", "NODE", f"must be one of {LEVELS}"),
+            ("NCCL_NET_GDR_LEVEL", "sys", f"must be one of {LEVELS}"),
             ("NCCL_SOCKET_FAMILY", "6", 'must be one of "AF_INET", "AF_INET6"'),
             ("NCCL_ALGO", "/tmp/x", 'must be words of NCCL with commas between them, as "Ring,Tree"'),
             ("GLOO_SOCKET_IFNAME", "eth0,", "must be names of network interfaces with commas between them"),
