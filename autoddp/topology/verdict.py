@@ -168,7 +168,7 @@ def _peer_levels(node: Node, environment: Mapping[str, str]) -> dict[str, str]:
 
     A value of `_LEVELS` for each case that cannot be ruled out: when the CPU, or NCCL's version, is not known.
     """
-    asked = environment.get("NCCL_P2P_LEVEL", "").strip().upper()
+    asked = environment.get("NCCL_P2P_LEVEL", "")  # of "sys" NCCL takes no notice
     if asked.isdecimal():
         asked = _OLD_LEVELS[min(int(asked[:2]), len(_OLD_LEVELS) - 1)]
     if asked in _LEVELS:

@@ -48,6 +48,7 @@ def test_nvlink_carries_what_its_links_carry() -> None:
         ("NODE", INTEL, {"NCCL_P2P_LEVEL": "NODE"}, "SHM"),
         ("PIX", INTEL, {"NCCL_P2P_LEVEL": "NVL"}, "SHM"),
         ("SYS", INTEL, {"NCCL_P2P_LEVEL": "SYS"}, "P2P/PCIe"),
+        ("SYS", INTEL, {"NCCL_P2P_LEVEL": "sys"}, "SHM"),
         ("PIX", AMD, {"NCCL_P2P_DISABLE": "1"}, "SHM"),
         ("PXB", INTEL, {"NCCL_P2P_LEVEL": "1"}, "SHM"),
         ("PXB", INTEL, {"NCCL_P2P_LEVEL": "2"}, "P2P/PCIe"),
