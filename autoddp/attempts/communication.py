@@ -48,6 +48,7 @@ _ANSWER = 45.0  # seconds from the command, in which a replay should be over
 _LEAST = 8.0  # seconds for it, with all starts of its ranks; where a change may give nothing, twice that
 _MOST = 20.0
 _PATIENCE = 60.0  # seconds, after which it is ended
+_ENDING = 10.0  # seconds in which it must be gone after SIGKILL
 
 
 @dataclass
@@ -240,4 +241,5 @@ def _end(running: subprocess.Popen[bytes]) -> None:
     """End the replay. Its ranks, which have sessions of their own, end with it: the kernel sees to that."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(running.pid, signal.SIGKILL)
-    running.wait()
+    with contextlib.suppress(subprocess.TimeoutExpired):  # what looks at a dead file system cannot be killed
+        running.wait(_ENDING)

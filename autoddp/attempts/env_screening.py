@@ -62,7 +62,7 @@ class Screening:
     _number: int = field(default=0, init=False)
 
     def __call__(self, facts: JobFacts, settings: Sequence[Mapping[str, Value]]) -> list[float]:
-        """See `study.Screen`: 0.0 for a setting whose job fails, an empty list where even the present settings fail."""
+        """See `env_trials.Screen`: 0.0 for a setting whose job fails, nothing where even the present settings fail."""
         burst = Burst.of_step(facts.gradient_bytes, facts.backend)
         before = self._seconds(burst, {})
         if not before:
@@ -121,10 +121,11 @@ class Screening:
 
     @staticmethod
     def _end(process: subprocess.Popen[bytes]) -> None:
-        for number, patience in ((signal.SIGTERM, _ENDING), (signal.SIGKILL, None)):
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            # For a while alone, also after SIGKILL: a process that looks at a dead file system cannot be killed.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 if process.poll() is None:
                     with contextlib.suppress(ProcessLookupError):
                         os.killpg(process.pid, number)
-                process.wait(patience)
+                process.wait(_ENDING)
                 return

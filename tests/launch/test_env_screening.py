@@ -15,7 +15,8 @@ from typing import Any
 
 import psutil
 import pytest
-from launchers import FROM_NOTHING, environment, forked, wait_for, whole
+from launchers import FROM_NOTHING, ROOT, environment, forked, wait_for, whole
+from traces.room import may_bind
 
 from autoddp.attempts import env_screening as module
 from autoddp.attempts.env_screening import Screening
@@ -179,6 +180,32 @@ def test_it_ends_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
             for process in (*below, psutil.Process(launcher.pid)) if launcher.poll() is None else below:
                 with contextlib.suppress(psutil.Error):
                     process.kill()
+
+
+DEAD = """
+import os, subprocess, sys, time
+from autoddp.attempts import communication, env_screening
+
+base, ends = sys.argv[1:]
+env_screening._ENDING = communication._ENDING = 0.2
+looks = f"import os; os.listdir({base!r} + '/dead')"
+stuck = subprocess.Popen([sys.executable, "-c", looks], start_new_session=True)
+while not os.path.exists(f"{base}/dead.asked"):
+    time.sleep(0.01)
+{"benchmark": env_screening.Screening._end, "replay": communication._end}[ends](stuck)
+print("it ended" if stuck.poll() is not None else "killed in vain")
+"""
+
+
+@pytest.mark.skipif(not os.access("/dev/fuse", os.R_OK | os.W_OK) or not may_bind(), reason="needs root and FUSE")
+@pytest.mark.parametrize("ends", ["benchmark", "replay"])
+def test_nobody_waits_for_a_job_that_cannot_be_killed(ends: str, tmp_path: Path) -> None:
+    (tmp_path / "dead").mkdir()
+    words = [str(ROOT / "tests/dead_mount.py"), str(tmp_path / "dead"), sys.executable, "-c", DEAD, str(tmp_path), ends]
+    run = subprocess.run(
+        [sys.executable, *words], env=environment(PYTHONPATH=str(ROOT)), capture_output=True, timeout=30
+    )
+    assert (run.stdout, run.returncode) == (b"killed in vain\n", 0), run.stderr
 
 
 def _below(pid: int) -> list[psutil.Process]:
