@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from autoddp.bench import BenchResult, Sweep, busbw
 from autoddp.report.bench_tables import world_of
-from autoddp.report.svg import document, element, line, text, title_of
+from autoddp.report.svg import document, element, line, round_step, text, title_of
 from autoddp.units import data_size
 
 _COLOURS = {"within": "#2e8b57", "between": "#d06000", "all": "#2f5fd0"}
@@ -33,7 +33,7 @@ class _Plot:
         first, last = self._sizes[0], self._sizes[-1]
         self._first, self._span = math.log2(first), max(math.log2(last / first), 1.0)
         highest = max(busbw(p.bytes, p.seconds, s.ranks) for s in result.sweeps for p in s.points)
-        self._step = _round_step(highest)
+        self._step = round_step(highest / 4)  # five to ten ticks or so
         self._top = math.ceil(highest / self._step) * self._step
 
     def sweep(self, sweep: Sweep) -> Iterator[str]:
@@ -82,9 +82,3 @@ class _Plot:
 
     def _y(self, bandwidth: float) -> float:
         return _HEIGHT - _BOTTOM - bandwidth / self._top * (_HEIGHT - _TOP - _BOTTOM)
-
-
-def _round_step(highest: float) -> float:
-    """1, 2 or 5 times a power of ten, so that an axis up to `highest` has five to ten ticks or so."""
-    power = 10.0 ** math.floor(math.log10(highest / 4))
-    return next(factor * power for factor in (5, 2, 1) if factor * power <= highest / 4)

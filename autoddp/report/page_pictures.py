@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import median_low
 
 from autoddp.report.page_content import Bucket, Mended, RankStages, Standing, Timeline, Trial
-from autoddp.report.svg import element, title_of
+from autoddp.report.svg import element, round_step, title_of
 from autoddp.units import data_size, milliseconds
 
 STAGES = {
@@ -223,15 +223,9 @@ def _side_by_side(buckets: Sequence[Bucket], most: int) -> list[int]:
 
 
 def _ticks(window: float) -> Iterator[str]:
-    step = _round_step(window * 1e3)
+    step = round_step(window * 1e3 / 2.5)  # three to six ticks or so
     for number in range(int(window * 1e3 / step) + 1):
         yield _words(number * step, window * 1e3, 12, f"{number * step:g}")
-
-
-def _round_step(longest: float) -> float:
-    """1, 2 or 5 times a power of ten, so that there are three to six ticks or so."""
-    power = 10.0 ** math.floor(math.log10(longest / 2))
-    return next(factor * power for factor in (2, 1, 0.5) if factor * power <= longest / 2.5)
 
 
 def ladder(entries: Sequence[Standing]) -> list[Row]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable
 from html import escape
@@ -47,6 +48,16 @@ def line(x1: float, y1: float, x2: float, y2: float, stroke: str, **more: str | 
 def title_of(words: str) -> str:
     """What a browser shows while the pointer is on the element that holds it."""
     return element("title", escape(printable(words)))
+
+
+def round_step(most: float) -> float:
+    """The largest distance between two ticks of an axis that is 1, 2 or 5 times a power of ten, and not above `most`.
+
+    >>> [round_step(most) for most in (0.7, 1, 4.9, 6, 30)]
+    [0.5, 1.0, 2.0, 5.0, 20.0]
+    """
+    power = 10.0 ** math.floor(math.log10(most))
+    return next((factor * power for factor in (5, 2) if factor * power <= most), power)
 
 
 def _shown(value: str | float) -> str:

@@ -26,7 +26,7 @@ from autoddp.knobs import Rung
 from autoddp.report import summary as summary_of
 from autoddp.report import write_summary
 from autoddp.report.page import page, write_page
-from autoddp.report.page_content import page_content
+from autoddp.report.page_content import Timeline, page_content
 from autoddp.report.page_pictures import heat_map, one_step, stages_of, trials
 from autoddp.study import Observer, Study, StudySettings
 from autoddp.timing import median
@@ -611,6 +611,14 @@ def test_buckets_that_travel_at_once_stand_below_each_other() -> None:
     tops = [one.get("y") for one in drawn.findall("rect") if one.get("class") == "bucket"]
     assert len(tops) == 4
     assert len(set(tops)) == 2
+
+
+def test_the_axis_of_a_step_has_few_ticks_whatever_its_length() -> None:
+    for length in (1e-4 * 1.1**n for n in range(150)):
+        step = one_step([Timeline(rank=0, began=0.0, error=0.0, steps=(length,))])
+        assert step is not None
+        *_, axis = step.rows
+        assert 3 <= axis.svg.count("</text>") <= 7, length
 
 
 def test_a_number_that_is_damaged_is_drawn_inside_the_picture() -> None:
