@@ -112,9 +112,9 @@ def _remove_locks(cache: str) -> None:
 
 
 def _move(upper: str, relative: str, kept: str) -> None:
-    """Move one file or folder to the same place in `kept`, over what is there from earlier attempts."""
+    """Move one file or folder to the same place in `kept`, where nothing is: the attempt began with what was there."""
     _like_parents(upper, os.path.dirname(relative), kept)
-    _merge(os.path.join(upper, relative), os.path.join(kept, relative))
+    os.rename(os.path.join(upper, relative), os.path.join(kept, relative))
 
 
 def _like_parents(upper: str, relative: str, kept: str) -> None:
@@ -138,16 +138,6 @@ def _forget_overlay(folder: str) -> None:
         if ".overlay." in name:
             with contextlib.suppress(OSError):
                 os.removexattr(folder, name)
-
-
-def _merge(source: str, target: str) -> None:
-    if _is_folder(source) and _is_folder(target):
-        for name in os.listdir(source):
-            _merge(os.path.join(source, name), os.path.join(target, name))
-        return
-    if _is_folder(target):
-        shutil.rmtree(target)
-    os.rename(source, target)
 
 
 def _is_folder(path: str) -> bool:
