@@ -89,7 +89,7 @@ def moved(here: Profile, there: Elsewhere) -> tuple[Profile, list[str]]:
     if there.latency is not None:
         notes.append(f"a latency of {there.latency * 1e6:g} µs in each of the {2 * (ranks - 1)} steps of the ring")
         link = _with_latency(link, 2 * (ranks - 1) * there.latency)
-    elif is_another_link and there.latency is None:
+    elif is_another_link:
         guess = "a guess" if here.world_size < 2 else f"that of {known}"
         notes.append(f"the latency of this link is not known, and {guess} is used: say it, as in --latency 20us")
     fitted = replace(here.coefficients, latency=1.0, per_byte=1.0)  # they are in the link now

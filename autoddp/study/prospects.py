@@ -27,12 +27,10 @@ _SPREAD = 0.02  # of the logarithm of a predicted step, where predictions are tr
 
 @dataclass(frozen=True)
 class Likely:
-    """An untried configuration, and what it is expected to gain over what would be launched so far, as a share."""
+    """An untried configuration, and what it is expected to gain, as a share; see `Prospects.best_untried`."""
 
     configuration: Configuration
     gain: float
-    is_new_hook: bool = False
-    """Whether its hook has not run yet; the gain is then that over the best of its rung."""
 
 
 class Prospects:
@@ -56,16 +54,15 @@ class Prospects:
             return has_guesses
         if best > _FAR * min(self._allowed(records)) or not self._asked.allow.allows(self._space.rung):
             return False
-        if likely.is_new_hook and likely.gain >= _EXPECTED if likely else self._missing(records):
-            return True
-        if likely.gain >= _EXPECTED if likely else has_guesses:
+        if (likely.gain >= _EXPECTED) if likely else (has_guesses or self._missing(records)):
             return True
         return self._leads(records) is self._space.rung and self._last_gain(records) >= _LITTLE
 
     def best_untried(self, records: Sequence[TrialRecord], forecast: Forecast) -> Likely | None:
         """The untried configuration that is predicted to be the fastest; None where predictions are not trusted.
 
-        As long as a hook that may be the rung's best has not run, it is one with such a hook.
+        Its gain is that over what would be launched so far. But as long as a hook that may be the rung's best has not
+        run, it is one with such a hook, and its gain is that over the best of the rung.
         """
         if not forecast.is_trusted(self._space.hooks):
             return None
@@ -80,7 +77,7 @@ class Prospects:
         if new is not None and of_rung:
             gain = expected_gain(min(trial.seconds for trial in of_rung), predicted[new])
             if gain >= _EXPECTED:
-                return Likely(new, gain, is_new_hook=True)
+                return Likely(new, gain)
         best = min(predicted, key=predicted.__getitem__, default=None)
         return Likely(best, expected_gain(min(self._allowed(records)), predicted[best])) if best else None
 
