@@ -17,7 +17,7 @@ from dataclasses import replace
 from autoddp.diagnose.collectives.cause import Job, Suspicion
 from autoddp.diagnose.collectives.causes import suspicions
 from autoddp.diagnose.collectives.findings import CommunicationDiagnosis
-from autoddp.diagnose.collectives.program import Script, are_before_the_steps, can_be_done
+from autoddp.diagnose.collectives.program import Script, are_before_the_steps, can_be_done, script_of
 from autoddp.diagnose.collectives.recording import Call, Place, Process, Recording
 from autoddp.diagnose.collectives.standing import SILENCE, where_ranks_stand
 from autoddp.diagnose.collectives.steps import steps_of
@@ -49,8 +49,6 @@ def examined(
 
     `cores`, `rates`: see `Job`. `still`: seconds from the last call of any rank to the end of the script.
     """
-    from autoddp.diagnose.collectives.program import script_of
-
     steps = steps_of(recording)
     rows = table(recording)
     different = different_calls(recording)
@@ -159,7 +157,7 @@ def _programs(one: Suspicion) -> list[tuple[str, Script]]:
     return found + [(f"{one.cause}: {words}", script) for words, script in one.beside]
 
 
-def _suspected(one: Suspicion, job: Job, why: str) -> Finding:
+def _suspected(one: Suspicion, why: str) -> Finding:
     return Finding(
         one.cause,
         one.ranks,
@@ -181,7 +179,7 @@ def _judged(one: Suspicion, job: Job, again: Replayed) -> Finding | None:
     changed = rounds.get(one.cause)
     if changed is None or script is None:
         why_not = "nothing of it can be done again" if one.changed is None else "steps are too long to try all changes"
-        return _suspected(one, job, one.why_not or why_not)
+        return _suspected(one, one.why_not or why_not)
     before, after = ([seconds / script.covers for seconds in of_it] for of_it in (rounds[_AS_WRITTEN], changed))
     beside = [
         (statistics.fmean(seconds) / script.covers, words)
@@ -194,7 +192,7 @@ def _judged(one: Suspicion, job: Job, again: Replayed) -> Finding | None:
     if found is None and _apart(job, rounds[_AS_WRITTEN]) > _UNLIKE:
         # What was done again is not what the script does: that refutes nothing. It is told under `not_measured`.
         why_not = "steps took another time when they were done again"
-        return replace(_suspected(one, job, why_not), low=0.0, high=one.guess)
+        return replace(_suspected(one, why_not), low=0.0, high=one.guess)
     if found is not None and _apart(job, rounds[_AS_WRITTEN]) > _UNLIKE:
         took = milliseconds(script.seconds / script.covers)
         uncertain = f"{found.text}. Most {unit}s of the script itself take {took} ms, so the price is uncertain"
