@@ -50,7 +50,7 @@ def only_reports(name: str, arguments: list[str], env: Mapping[str, str], landlo
 def pipeline(arguments: list[str]) -> list[list[str]]:
     """The programs, each with its words, that a shell with these arguments runs in one simple pipeline.
 
-    None if it is a script, or if the line has any other syntax of the shell.
+    None of them if it is a script, or if the line has any other syntax of the shell.
     """
     if len(arguments) != 2 or arguments[0] != "-c":
         return []

@@ -1,7 +1,7 @@
 """The state machine of the tuning job: its states, and the one object that decides what follows from each event.
 
     machine = JobMachine(Journal(path))
-    machine.handle(AttemptBegins(0, heartbeats, reply))   # one call at a time; whoever asked waits at `reply`
+    machine.handle(AttemptBegins(0, heartbeats, {}, reply))   # one call at a time; whoever asked waits at `reply`
 
 There is no thread and no queue here; `live_job` adds those. Beside the journal, the only effects outside are those of
 `Worker`: a message, a closed connection, a killed process. An attempt is one start of the script.

@@ -27,7 +27,7 @@ _SURE = 4  # reductions compared before a hook is given up for the error of a si
 
 
 class Watch:
-    """`around` is what `objects.Around` asks for; `tell` hears once, on every rank, why the hook was given up.
+    """`around` is what `wrapped.Around` asks for; `tell` hears once, on every rank, why the hook was given up.
 
     What is found of a model's gradients holds for every later DDP object of the same parameters: `worker.ddp.model`.
     """

@@ -163,7 +163,7 @@ class Fitting(DdpEvents):
         one.reduced = True
 
     def around(self, hook: Hook, group: dist.ProcessGroup, _model: Model) -> Hook:
-        """The hook, if the job is the recipe's; else the exact mean. See `objects.Around`."""
+        """The hook, if the job is the recipe's; else the exact mean. See `wrapped.Around`."""
         found: list[_Object | None] = []
 
         def fitting(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
