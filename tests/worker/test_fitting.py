@@ -186,7 +186,10 @@ def test_what_changes_training_is_not_used_by_another_number_of_ranks(folder: Pa
     assert far(found, ranks(folder, "plain")[0]) == 0
     assert (found["views"], found["hooks"]) == ([False], [0])
     (line,) = found["told"]
-    assert "proj.train.autoddp.toml changes training and was made for 3 ranks, and 2 have started: they run as" in line
+    assert (
+        "proj.train.autoddp.toml changes training and was made for 3 ranks: this start has 2, and runs as written"
+        in line
+    )
     assert not note(folder, "other ranks")
 
 

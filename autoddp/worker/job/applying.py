@@ -61,8 +61,8 @@ def start_applying(config: WorkerConfig) -> None:
     started = int(started_with("WORLD_SIZE", "0"))
     if config.world and started not in (0, config.world):
         _warn(
-            f"{config.recipe} changes training and was made for {config.world} ranks, and {started} have started: "
-            "they run as written; --force on all hosts uses it all the same"
+            f"{config.recipe} changes training and was made for {config.world} ranks: this start has {started}, and "
+            "runs as written; --force on all hosts uses it all the same"
         )
         return
     configuration = _without_missing(config.configuration)

@@ -10,7 +10,7 @@ is looked at that reaches torch's dispatcher, also in a backward pass, by the mo
 methods that read a tensor past it, such as `tolist`. They all stay what they are, and take some microseconds longer
 meanwhile. (A mode for functions would stand between the script and the functions of torch.distributed.)
 
-Whatever touches the memory counts, except for making a view, and for `tensor /= number`, which could wait as well.
+Whatever touches the memory counts, except for making a view, and for `tensor /= number` or `*=`, which could wait, too.
 Memory that was freed and given to another tensor counts as touched too early, so nothing is promised that could not be
 done. What a compiled function reads is not seen: where torch has compiled one in this process, nothing is said.
 """
