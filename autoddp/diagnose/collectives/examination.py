@@ -33,6 +33,7 @@ _AS_WRITTEN = "as written"
 _UNLIKE = 0.25  # share by which the steps as written may differ when they are done again
 _ALIKE = 0.1  # share by which calls may differ when they are done again, and nothing is said of it
 _LEAST, _MOST = 0.4, 1.25  # times that a difference in the calls of the replay counts at the pace of the script
+_UNLIKE_STEPS = "steps took another time when they were done again"
 _PASSES_GRADIENTS = "torch.distributed.nn.functional"
 _A_ROUND = 12.0  # seconds of all programs together: three rounds, at least, have to come to their end within a minute
 
@@ -191,8 +192,7 @@ def _judged(one: Suspicion, job: Job, again: Replayed) -> Finding | None:
     found = _priced(one, job, before, after, seen, beside, counts, why)
     if found is None and _apart(job, rounds[_AS_WRITTEN]) > _UNLIKE:
         # What was done again is not what the script does: that refutes nothing. It is told under `not_measured`.
-        why_not = "steps took another time when they were done again"
-        return replace(_suspected(one, why_not), low=0.0, high=one.guess)
+        return replace(_suspected(one, _UNLIKE_STEPS), low=0.0, high=one.guess)
     if found is not None and _apart(job, rounds[_AS_WRITTEN]) > _UNLIKE:
         took = milliseconds(script.seconds / script.covers)
         uncertain = f"{found.text}. Most {unit}s of the script itself take {took} ms, so the price is uncertain"
@@ -348,12 +348,7 @@ def _not_measured(job: Job, different: str, undecided: Sequence[Finding]) -> lis
     if recording.beside:
         others = "another process calls" if len(recording.beside) == 1 else f"{len(recording.beside)} others call"
         found.append(f"what {others}, in a world of its own beside that of the ranks")
-    found += [
-        f"whether {one.cause} costs anything: {milliseconds(one.low)} to {milliseconds(one.high)} ms per "
-        f"{job.steps.unit} ({', '.join(one.lines)})"
-        for one in undecided
-        if one.low is not None and one.high is not None
-    ]
+    found += [_undecided(one, job.steps.unit) for one in undecided]
     if hidden := frozenset[str]().union(*(one.hidden for one in recording.processes)):
         found.append(f"what {' and '.join(sorted(hidden))} may communicate: it counts as time between the calls")
     if _on_device(recording):
@@ -366,6 +361,16 @@ def _not_measured(job: Job, different: str, undecided: Sequence[Finding]) -> lis
         of_time = f"up to {percent(min(1.0, share))} of the time of a rank"
         found.append(f"what {' and '.join(what)} cost, {of_time}: such calls are not done again")
     return found
+
+
+def _undecided(one: Finding, unit: str) -> str:
+    """What is said of a cause that the replay has neither proved nor refuted."""
+    assert one.low is not None
+    assert one.high is not None
+    most, why = f"{milliseconds(one.low)} to {milliseconds(one.high)}", "the rounds differed too much"
+    if one.text.endswith(_UNLIKE_STEPS):
+        most, why = f"up to {milliseconds(one.high)}", _UNLIKE_STEPS
+    return f"whether {one.cause} costs anything: {most} ms per {unit}, because {why} ({', '.join(one.lines)})"
 
 
 def _never_waited_for(process: Process) -> int:
@@ -437,11 +442,12 @@ def _verdict(job: Job, findings: Sequence[Finding], undecided: Sequence[Finding]
     elif (job.script is None or recording.missing) and share >= WORTHWHILE:
         lines.append("Nothing is known of what the calls cost: see what was not measured")
     elif (untried := _not_done_again(recording))[0] >= WORTHWHILE:
-        lines.append(f"Nothing is known of what {' and '.join(untried[1])} cost, and nothing found in the other calls")
+        sure = " for sure" if undecided else ""
+        what = " and ".join(untried[1])
+        lines.append(f"Nothing is known of what {what} cost, and nothing found{sure} in the other calls")
     elif undecided:
         names = " and ".join(dict.fromkeys(one.cause for one in undecided))
-        unsure = f"rounds differed too much to tell what {names} cost"
-        lines.append(f"Nothing found for sure: {unsure}, see what was not measured")
+        lines.append(f"Nothing found for sure: it could not be told what {names} cost, see what was not measured")
     else:
         # Not that it costs little: it may be all that the ranks do, and none of it needless.
         lines.append(f"Nothing found in the communication whose mending would save 3 % of a {steps.unit}")
