@@ -2135,6 +2135,9 @@ def test_what_was_not_seen_is_not_told_to_be_little() -> None:
     said = examined(recording, 2, lambda programs: "not tried here", lambda line: None)
     assert any(line.startswith("what DTensor may communicate: ") for line in said.not_measured)
     assert "is communication that was seen;" in said.verdict[-1]
+    recording = Recording(tuple(replace(one, hidden=frozenset({"DTensor"})) for one in loop(60, where=(10,)).processes))
+    said = examined(recording, 2, lambda programs: "not tried here", lambda line: None)
+    assert said.verdict[0].startswith("Nothing found in the communication that was seen whose mending")
 
 
 @pytest.mark.parametrize("method", ["allgather", "broadcast"])
@@ -2167,6 +2170,9 @@ def test_calls_that_only_set_up_the_training_cost_a_step_nothing() -> None:
     said = examined(recording, 2, lambda programs: "not tried here", lambda line: None)
     assert not said.findings
     assert said.verdict[0] == "No call was seen in the steps: all were made before the first of them"
+    parallel = Recording(tuple(replace(one, hidden=frozenset({"DTensor"})) for one in recording.processes))
+    said = examined(parallel, 2, lambda programs: "not tried here", lambda line: None)
+    assert said.verdict[0].endswith("before the first of them; what DTensor may communicate is not seen")
     # One call in the steps is enough; also where it is none that can be done again.
     late = call(place(40, "send", "send"), -1, ended + 1.0, 1e-3)
     in_steps = [process(one.rank, sorted([*one.calls, late], key=lambda it: it.began)) for one in recording.processes]

@@ -349,8 +349,8 @@ def _not_measured(job: Job, different: str, undecided: Sequence[Finding]) -> lis
         others = "another process calls" if len(recording.beside) == 1 else f"{len(recording.beside)} others call"
         found.append(f"what {others}, in a world of its own beside that of the ranks")
     found += [_undecided(one, job.steps.unit) for one in undecided]
-    if hidden := frozenset[str]().union(*(one.hidden for one in recording.processes)):
-        found.append(f"what {' and '.join(sorted(hidden))} may communicate: it counts as time between the calls")
+    if hidden := _hidden(recording):
+        found.append(f"what {hidden} may communicate: it counts as time between the calls")
     if _on_device(recording):
         found.append("how long the GPU itself is in a call: the times are those of the lines of the script")
     if later := sum(map(_never_waited_for, recording.processes)):
@@ -361,6 +361,11 @@ def _not_measured(job: Job, different: str, undecided: Sequence[Finding]) -> lis
         of_time = f"up to {percent(min(1.0, share))} of the time of a rank"
         found.append(f"what {' and '.join(what)} cost, {of_time}: such calls are not done again")
     return found
+
+
+def _hidden(recording: Recording) -> str:
+    """What communicates past the recording, as a part of a sentence; "" for nothing."""
+    return " and ".join(sorted(frozenset[str]().union(*(one.hidden for one in recording.processes))))
 
 
 def _undecided(one: Finding, unit: str) -> str:
@@ -421,6 +426,7 @@ def _verdict(job: Job, findings: Sequence[Finding], undecided: Sequence[Finding]
     """At most three lines, the answer first."""
     steps, recording = job.steps, job.recording
     share, _ = _largest_share(recording, lambda place: True)
+    seen = " that was seen" if _hidden(recording) else ""
     lines = []
     if findings:
         first = findings[0]
@@ -438,7 +444,8 @@ def _verdict(job: Job, findings: Sequence[Finding], undecided: Sequence[Finding]
         of_time = f"in the {duration(recording.seconds)} that were recorded"
         lines.append(f"Nothing is known: {of_time} no collective was called more than twice")
     elif are_before_the_steps(_calls(recording), recording, steps):
-        lines.append("No call was seen in the steps: all were made before the first of them")
+        but = f"; what {_hidden(recording)} may communicate is not seen" if seen else ""
+        lines.append(f"No call was seen in the steps: all were made before the first of them{but}")
     elif (job.script is None or recording.missing) and share >= WORTHWHILE:
         lines.append("Nothing is known of what the calls cost: see what was not measured")
     elif (untried := _not_done_again(recording))[0] >= WORTHWHILE:
@@ -450,9 +457,8 @@ def _verdict(job: Job, findings: Sequence[Finding], undecided: Sequence[Finding]
         lines.append(f"Nothing found for sure: it could not be told what {names} cost, see what was not measured")
     else:
         # Not that it costs little: it may be all that the ranks do, and none of it needless.
-        lines.append(f"Nothing found in the communication whose mending would save 3 % of a {steps.unit}")
+        lines.append(f"Nothing found in the communication{seen} whose mending would save 3 % of a {steps.unit}")
     most = f"up to {percent(min(1.0, share))}"
-    seen = " that was seen" if any(one.hidden for one in recording.processes) else ""
     of_time = f"{most} of the time of a rank is communication{seen}"
     if _on_device(recording):
         of_time = f"lines that communicate take {most} of a rank's time; how long the GPU is in them is not seen"
