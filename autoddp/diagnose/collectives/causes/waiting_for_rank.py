@@ -1,10 +1,10 @@
-"""All ranks wait for one: it comes late to their collectives, or computes for longer than the rest of a pipeline."""
+"""All ranks wait for one: it comes late to their collectives, in all steps or in some, or holds up a pipeline."""
 
 from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -12,7 +12,7 @@ from autoddp.diagnose.collectives.cause import Cause, Job, Suspicion
 from autoddp.diagnose.collectives.program import Played, Script, can_be_done, with_
 from autoddp.diagnose.collectives.recording import Call, Process
 from autoddp.diagnose.collectives.table import waits_for
-from autoddp.units import milliseconds, percent
+from autoddp.units import duration, milliseconds, percent
 from autoddp.wire.replayed_calls import OBJECTS, REST
 
 _MOST_CALLS = 0.6  # of the waiting is for that rank
@@ -20,6 +20,9 @@ _OF_OTHERS = 0.5  # of the waiting for it may a rank itself stand in other calls
 _MOSTLY = 0.5  # of its time the rank computes that holds up a pipeline; it waits as long as the pipeline fills
 _AT_ONE_TIME = 1.1  # is the least sum of all ranks' shares of computing, if some of them compute at one time
 _UNBALANCED = 1.2  # times as long as the others it computes; more than `_LONGER`, because no replay proves it
+_FEWEST = 4  # steps in which a rank comes late
+_NEARLY_ALL = 0.8  # of what is waited in such steps is for that rank: other programs slow one and then the other
+_REGULAR = 0.6  # spread of the times between such steps, as a share of their mean; 1 where they come at random
 _LONGER = 1.05  # times as long as the others; whether that matters, the replay says
 
 
@@ -27,7 +30,7 @@ class WaitingForRank(Cause):
     in_words = "waiting for a rank that is late"
 
     def suspect(self, job: Job) -> Iterator[Suspicion]:
-        late = list(self._late_to_calls(job))
+        late = [*self._late_to_calls(job)] or [*self._late_in_some_steps(job)]
         yield from late or self._busiest_of_a_pipeline(job)
 
     def _late_to_calls(self, job: Job) -> Iterator[Suspicion]:
@@ -82,6 +85,48 @@ class WaitingForRank(Cause):
             lines=(after,),
         )
 
+    def _late_in_some_steps(self, job: Job) -> Iterator[Suspicion]:
+        """The rank for which the others wait longer than a step takes, now and then: it evaluates or saves alone.
+
+        What is done again are usual steps, and in these nobody waits for it.
+        """
+        script, for_whom = job.script, Counter[int]()
+        if script is None:
+            return
+        usual = script.seconds / script.covers * script.pace
+        begins: dict[int, list[float]] = {}
+        for calls in job.recording.whole.values():
+            waits = waits_for(calls)
+            if waits is not None and (seconds := max(waits[1].values())) > usual:
+                for_whom[waits[0]] += seconds  # type: ignore[assignment]
+                begins.setdefault(waits[0], []).append(calls[waits[0]].began)
+        if not for_whom:
+            return
+        late, waited = for_whom.most_common(1)[0]
+        apart = [after - before for before, after in pairwise(sorted(begins[late]))]
+        if len(apart) < _FEWEST - 1 or waited < _NEARLY_ALL * sum(for_whom.values()):
+            return
+        if statistics.pstdev(apart) > _REGULAR * statistics.fmean(apart):
+            return
+        process = job.recording.of_rank[late]
+        gaps = _between_calls(process, begins[late])
+        if sum(gaps.values()) < _OF_OTHERS * waited:  # it is late because it stands in other calls
+            return
+        before, after = max(gaps, key=lambda lines: gaps[lines])
+        between = f"between {before} and {after}" if before != after else f"between two calls of {after}"
+        often, divided = len(begins[late]), percent(1 - 1 / max(2, job.recording.world))
+        yield Suspicion(
+            self.name,
+            f"{often} times in {duration(process.seconds)} the ranks wait {milliseconds(waited / often)} ms for rank "
+            f"{late}, which is late {between} then",
+            f"look at what only rank {late} does {between} in some steps, such as evaluating or saving: do it less "
+            f"often, or in a thread of its own, or divide it among all ranks, which saves about {divided} of that",
+            ranks=(late,),
+            guess=waited / process.seconds * job.step,
+            why_not="only usual steps are done again",
+            lines=tuple(dict.fromkeys((before, after))),
+        )
+
     def _busiest_of_a_pipeline(self, job: Job) -> Iterator[Suspicion]:
         """The rank of a pipeline that computes while others wait for what it sends them.
 
@@ -133,11 +178,18 @@ def _share_of_sends(process: Process) -> float:
 
 def _longest_gap(process: Process) -> tuple[str, str] | None:
     """The two lines between whose calls a rank spends most of its time; None where it calls hardly anything."""
+    gaps = _between_calls(process)
+    return max(gaps, key=lambda lines: gaps[lines], default=None)
+
+
+def _between_calls(process: Process, before: Collection[float] | None = None) -> Counter[tuple[str, str]]:
+    """Two lines → seconds of a rank between its calls there; `before`: only before calls that begin at these times."""
     gaps: Counter[tuple[str, str]] = Counter()
     calls = [call for call in process.calls if call.place.group is not None]
     for one, following in pairwise(calls):
-        gaps[one.place.where, following.place.where] += max(0.0, following.began - one.back)  # type: ignore[assignment]
-    return max(gaps, key=lambda lines: gaps[lines], default=None)
+        if before is None or following.began in before:
+            gaps[one.place.where, following.place.where] += max(0.0, following.began - one.back)  # type: ignore[assignment]
+    return gaps
 
 
 def _waiting(of_calls: Iterable[dict[int, Call]]) -> tuple[Counter[int], Counter[int]]:
