@@ -65,6 +65,50 @@ def drops_its_model(rank: int) -> dict[str, Any]:
     return {"gradient": layer.weight.grad}
 
 
+class Fourier(nn.Module):
+    """Has complex weights, as Fourier neural operators do, beside real ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.real = nn.Linear(4, 4)
+        self.spectrum = nn.ParameterList(nn.Parameter(torch.ones(4, dtype=torch.complex64)) for _ in range(2))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        found = torch.fft.fft(self.real(inputs))
+        for weights in self.spectrum:
+            found = found * weights
+        return torch.fft.ifft(found).real
+
+
+def trains_complex_weights(rank: int) -> dict[str, Any]:
+    """Keeps nothing; then a part of each gradient, by another tensor in its memory, over one backward pass."""
+    patch = Patch()
+    patch.configuration = VIEW
+    switch = ReductionSwitch(patch.of)
+    told: list[str] = []
+    patch.events = BucketViews(switch, told.append)
+    patch.install()
+    switch.install()
+    found = []
+    for keeps in (False, True):
+        ddp = DDP(Fourier())
+        kept: list[torch.Tensor] = []
+        for step in range(4):
+            loss = ddp(torch.full((3, 4), float(rank + step))).square().sum()
+            ddp.zero_grad()  # after the forward pass, in which DDP has put the first gradients into its final buckets
+            loss.backward()
+            if keeps:
+                kept = [p.grad.detach() for p in ddp.module.spectrum]
+        found.append(len(told))
+        del kept
+    return {"told": found}
+
+
+def test_a_complex_gradient_that_nobody_keeps_is_not_kept(tmp_path: Path) -> None:
+    """DDP's own view of its bucket as real numbers was counted as the script's hold on a gradient."""
+    assert [one["told"] for one in on_ranks(2, trains_complex_weights, tmp_path)] == [[0, 1]] * 2
+
+
 def test_a_model_may_be_dropped_before_its_backward_pass(tmp_path: Path) -> None:
     assert [one["gradient"].tolist() for one in on_ranks(2, drops_its_model, tmp_path)] == [[[1.0] * 4] * 2] * 2
 

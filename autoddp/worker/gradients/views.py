@@ -18,6 +18,7 @@ import functools
 import operator
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -49,17 +50,31 @@ def held_elsewhere(gradients: Sequence[torch.Tensor], in_use: bool = True) -> bo
     wholes = {id(whole): whole for whole in map(base_of, gradients) if whole is not None}
     if are_held(gradients, in_use):
         return True
-    sharing: dict[int, list[int]] = {}
+    known: Counter[int] = Counter()
+    uses: dict[int, int] = {}
     with no_frame_is_held():
         if max(map(sys.getrefcount, wholes.values()), default=0) > _references(True):
             return True
         for tensor in (*gradients, *wholes.values()):
-            storage = tensor.untyped_storage()
-            sharing.setdefault(storage.data_ptr(), []).append(uses_of(storage))
-    return any(uses[0] > len(uses) + _OF_THE_STORAGE_OBJECT for pointer, uses in sharing.items() if pointer)
+            storage, whole = tensor.untyped_storage(), base_of(tensor)
+            pointer = storage.data_ptr()
+            uses.setdefault(pointer, uses_of(storage))
+            known[pointer] += 1 + (_in_a_complex_part() if whole is not None and whole.is_complex() else 0)
+    return any(count > known[pointer] + _OF_THE_STORAGE_OBJECT for pointer, count in uses.items() if pointer)
 
 
 _OF_THE_STORAGE_OBJECT = 1  # Python's object of a storage holds it, like each tensor in it
+
+
+@functools.cache
+def _in_a_complex_part() -> int:
+    """How many tensors a part of a bucket of complex gradients holds in C++, in the memory of that bucket.
+
+    DDP reduces such a bucket as real numbers, and makes each part anew from those.
+    """
+    bucket = torch.zeros(1, dtype=torch.complex64)
+    part = torch.view_as_complex(torch.view_as_real(bucket)).view(1)
+    return uses_of(part.untyped_storage()) - len((bucket, part)) - _OF_THE_STORAGE_OBJECT
 
 
 @functools.cache
