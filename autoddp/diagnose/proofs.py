@@ -139,11 +139,14 @@ class Prover:
             price = price.times(min(1.0, self._rounds.step / max(1e-9, evidence.seconds + price.seconds)))
 
         def again() -> Proof:
-            return self._by_events(events, self._rounds.record_steps())
+            further = self._by_events(events, self._rounds.record_steps())
+            # More steps on a busy machine may not tell these apart any more; those before have been seen all the same.
+            return replace(proof, again=None) if further.price is None and price is not None else further
 
         few = "" if price else "too few of these steps were seen to give an interval"
         takes = self._rounds.recording_takes
-        return Proof(price, few, is_open=price is None or self.is_open(price), again=again, takes=takes)
+        proof = Proof(price, few, is_open=price is None or self.is_open(price), again=again, takes=takes)
+        return proof
 
     def _as_fixed(self, suspicion: Suspicion, mend: Mend) -> Proof:
         """Measure the mended script, and the fix itself, where that is known to give less."""

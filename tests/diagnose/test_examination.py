@@ -317,6 +317,19 @@ def test_events_that_become_longer_cost_no_more_than_the_step() -> None:
     assert said.waterfall[-1].seconds > 0
 
 
+def test_events_that_were_priced_stay_so_where_more_steps_do_not_show_them() -> None:
+    """A machine becomes so busy that every second step takes long: the saves of rank 0 are not told apart any more."""
+
+    def saves(rank: int, step: int) -> dict[str, float]:
+        if step > 200 and step % 2:
+            return {"other": 60.0}
+        return {"other": 30.0 + 40.0 * (step // 10 % 3)} if rank == 0 and step % 10 == 4 else {}
+
+    first = examined(SlowJob(event=saves)).findings[0]
+    assert (first.cause, first.status) == ("rank0_work", "proved")
+    assert "too few" not in first.text
+
+
 class Slower(SlowJob):
     """The machine becomes busy after the record of the first steps."""
 
