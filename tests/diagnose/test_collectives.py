@@ -2240,6 +2240,7 @@ def test_why_a_collective_beside_ddp_is_dear_is_told_where_its_row_tells_it() ->
     assert told(waiting=0.4, last=1) == ", most of it waiting for rank 1: look at what is done there before that line"
     assert told(waiting=0.4, last=None).startswith(", most of it waiting for ranks that come later: ")
     assert told(bytes_per_call=2**20) == told(calls_per_second=120.0) == told(bytes_per_call=0.0) == ""
+    assert told(collective="all_gather_object", calls_per_second=100.0).startswith(". Suspected: it pickles what it ")
 
 
 def test_each_cause_says_what_it_is() -> None:

@@ -151,6 +151,11 @@ def _why_it_takes_much(row: Row, step: float) -> str:
     if row.waiting is not None and row.waiting > row.share / 2:
         late = "ranks that come later" if row.last is None else f"rank {row.last}"
         return f", most of it waiting for {late}: look at what is done there before that line"
+    if "object" in row.collective:
+        return (
+            ". Suspected: it pickles what it sends, and sends the sizes first; where these objects are numbers, send "
+            "them as a tensor, or in fewer steps"
+        )
     calls, size = round(row.calls_per_second * step), row.bytes_per_call
     if calls < _SEVERAL or not 0 < size <= SMALL:
         return ""
