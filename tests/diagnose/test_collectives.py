@@ -2002,18 +2002,23 @@ def test_a_rank_that_is_late_in_a_few_steps_is_not_the_late_one(by_turns: bool) 
     assert ("% waiting for ranks that come later" in said.verdict[-1]) is by_turns
 
 
-@pytest.mark.parametrize(("at", "is_found"), [(range(20, 400, 30), True), ((20, 21, 22, 200, 201, 390), False)])
+@pytest.mark.parametrize(
+    ("at", "usually", "is_found"),
+    [(range(20, 400, 30), 0.0, True), (range(20, 400, 30), 8e-4, True), ((20, 21, 22, 200, 201, 390), 0.0, False)],
+)
 @pytest.mark.parametrize("sends", [False, True])
-def test_a_rank_that_evaluates_in_some_steps_is_told_to_be_late(at: Iterable[int], is_found: bool, sends: bool) -> None:
+def test_a_rank_that_evaluates_in_some_steps_is_told_to_be_late(
+    at: Iterable[int], usually: float, is_found: bool, sends: bool
+) -> None:
     """Rank 0 alone, for 0.3 s in every 30th step. Steps at random are those in which another program has its core.
 
-    A rank that stands in sends then is late because others are.
+    A rank that stands in sends then is late because others are. It may be a little late in all other steps, too.
     """
     of_ranks: list[list[Call]] = [[], []]
     now = 1.0
     for number in range(400):
-        late = 0.3 if number in at else 0.0
-        if late and sends:
+        late = 0.3 if number in at else usually
+        if number in at and sends:
             of_ranks[0].append(call(place(20, "recv", "recv"), -1, now, late + 0.011))
         for rank, began in enumerate((now + 0.012 + late, now + 0.012)):
             of_ranks[rank].append(call(place(10), number, began, now + 0.013 + late - began))

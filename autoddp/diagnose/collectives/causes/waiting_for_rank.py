@@ -12,6 +12,7 @@ from autoddp.diagnose.collectives.cause import Cause, Job, Suspicion
 from autoddp.diagnose.collectives.program import Played, Script, can_be_done, with_
 from autoddp.diagnose.collectives.recording import Call, Process
 from autoddp.diagnose.collectives.table import waits_for
+from autoddp.diagnose.findings import WORTHWHILE
 from autoddp.units import duration, milliseconds, percent
 from autoddp.wire.replayed_calls import OBJECTS, REST
 
@@ -30,7 +31,8 @@ class WaitingForRank(Cause):
     in_words = "waiting for a rank that is late"
 
     def suspect(self, job: Job) -> Iterator[Suspicion]:
-        late = [*self._late_to_calls(job)] or [*self._late_in_some_steps(job)]
+        late = [one for one in self._late_to_calls(job) if one.guess >= WORTHWHILE * job.step]
+        late = late or [*self._late_in_some_steps(job)]
         yield from late or self._busiest_of_a_pipeline(job)
 
     def _late_to_calls(self, job: Job) -> Iterator[Suspicion]:
