@@ -109,6 +109,8 @@ PRIVATE_TO_OTHERS = {
     ("worker/process/device.py", "_sleep"),
     # Whether this thread is in a backward pass: modes that begin or end there are undone behind it.
     ("worker/observe/first_uses.py", "_current_graph_task_id"),
+    # Which threads are on Python's list only because something in them has asked who they are.
+    ("worker/observe/call_recorder.py", "_DummyThread"),
     # What an iterator of torch's DataLoader is of: none of it has a public name.
     ("worker/observe/loader.py", "_BaseDataLoaderIter"),
     ("worker/observe/loader.py", "_num_workers"),

@@ -200,6 +200,9 @@ class PlaceNamed(Named, frozen=True):
     """How the numbers of the ranks become one, such as "RedOpType.SUM"; "" where they only travel."""
     by: str = ""
     """The file of torch that makes the call, such as "distributed/fsdp/_runtime_utils.py"; "" where the script does."""
+    thread: int = 0
+    """Which of the script's threads has called from here first, in the order in which they are seen; -1 for one that is
+    not Python's, such as that of a backward pass on a GPU: another thread waits for it."""
 
 
 class GroupEventNamed(Named, frozen=True):

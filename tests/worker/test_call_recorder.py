@@ -473,6 +473,49 @@ def test_the_accounts_of_two_threads_are_not_compared(tmp_path: Path) -> None:
     assert process.look.seconds > 0.0
 
 
+@pytest.mark.parametrize("who", ["a thread", "the same thread", "a thread of C++"])
+def test_a_thread_that_calls_beside_the_training_is_told_apart(who: str, tmp_path: Path) -> None:
+    """It sends gradients from a queue while the first one computes the next ones: they never stand in calls at once.
+
+    Done again one after another, its calls were proved to cost a third of a step that they did not take.
+    """
+    recorder = CallRecorder(RecordingPlan(str(tmp_path)), is_launched=True)
+    sgd, group = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1), object()
+
+    def sends() -> None:
+        for _ in range(3):
+            recorder.noting("allreduce")(group, (), None, 1.0, 2.0)
+
+    def trains() -> None:
+        for _ in range(3):
+            recorder.stepped(sgd)
+
+    def both() -> None:
+        trains()
+        sends()
+
+    recorder.made("init_process_group", None, 0.5, 0.0, 1.0)
+    if who == "a thread of C++":  # to Python's list of threads it is as one of those
+        over = threading.Lock()
+        over.acquire()
+        trains()
+        _thread.start_new_thread(lambda: (sends(), over.release()), ())
+        assert over.acquire(timeout=60)
+    else:
+        if who == "a thread":
+            trains()
+        beside = threading.Thread(target=sends if who == "a thread" else both)
+        beside.start()
+        beside.join()
+    (process,) = recorded(tmp_path).processes
+    assert {one.place.method: one.place.repeats_in_steps for one in process.calls} == {
+        "init_process_group": False,
+        "step of SGD": True,
+        "allreduce": True,
+    }
+    assert process.in_threads is (who == "a thread")
+
+
 def test_steps_are_seen_in_a_process_that_calls_no_collective(tmp_path: Path) -> None:
     recorder = CallRecorder(RecordingPlan(str(tmp_path)), is_launched=True)
     sgd = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)

@@ -220,7 +220,7 @@ class Process:
     """Place, of any group → how many calls before is the one from which its calls are given something, see
     `BuildsNamed`."""
     in_threads: bool = False
-    """Whether it stands in several calls at one time, which only threads can."""
+    """Whether several of its threads call each often, or it stands in several calls at one time, as only they can."""
 
     @cached_property
     def share_in_calls(self) -> float:

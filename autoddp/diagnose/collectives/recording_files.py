@@ -11,7 +11,7 @@ import contextlib
 import os
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -155,6 +155,8 @@ class _Named:
     events: dict[int, Group] = field(default_factory=dict)
     builds: dict[Place, int] = field(default_factory=dict)
     hidden: set[str] = field(default_factory=set)
+    threads: dict[int, int] = field(default_factory=dict)
+    """Place → see `PlaceNamed.thread`."""
 
     def hear(self, one: Named) -> None:
         """Take in one line. Those of a place that is not known are left out."""
@@ -178,6 +180,7 @@ class _Named:
                 use = Use(one.calls, one.share, _where(one.file, one.line), scaled)
                 self.uses[self.places[one.place], one.nth] = use
             case PlaceNamed():
+                self.threads[one.place] = one.thread
                 self.places[one.place] = Place(
                     file=one.file,
                     line=one.line,
@@ -239,7 +242,7 @@ def _process(path: Path) -> Process | None:
         paused=numbers[Header.PAUSED],
         computes_in_waits=named.computes_in_waits,
         waits_in_gaps=numbers[Header.WAITED_IN_GAPS] / max(1e-9, numbers[Header.GAPS]),
-        in_threads=stands_in_several(calls),
+        in_threads=stands_in_several(calls) or _several_call(sums, {places[n]: of for n, of in named.threads.items()}),
     )
 
 
@@ -279,6 +282,15 @@ def stands_in_several(calls: Sequence[Call]) -> bool:
         found += call.began < until
         until = max(until, call.ended)
     return found >= OFTEN
+
+
+def _several_call(sums: Mapping[Place, Sums], threads: Mapping[Place, int]) -> bool:
+    """Whether several threads make calls or steps: what one sends, the other may go on meanwhile.
+
+    One that is not Python's, as that of a backward pass, counts for none: the one that has begun it waits.
+    """
+    often = (place for place, one in sums.items() if place.repeats_in_steps and one.count >= OFTEN)
+    return len({threads.get(place, -1) for place in often} - {-1}) > 1
 
 
 def _call(numbers: memoryview, number: int, places: dict[int, Place]) -> Call | None:

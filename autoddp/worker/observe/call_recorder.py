@@ -160,6 +160,7 @@ class CallRecorder:
         self._opened = 0.0
         self._looked: list[tuple[float, ...]] = []
         self._thread = self._threads_before = 0
+        self._threads: dict[int, int] = {}
         self._back = 0.0
         self.begins: Callable[[], None] | None = None
         self._looks_made = 0
@@ -487,7 +488,14 @@ class CallRecorder:
             dtype="" if tensor is None else str(tensor.dtype).removeprefix("torch."),
             reduction=_reduction(args),
             by=by,
+            thread=self._number_of_thread(),
         )
+
+    def _number_of_thread(self) -> int:
+        """See `PlaceNamed.thread`. `threading.current_thread()` would put threads that are not Python's on its list."""
+        this = threading.get_ident()
+        own = (one.ident for one in threading.enumerate() if not isinstance(one, threading._DummyThread))
+        return self._threads.setdefault(this, len(self._threads)) if this in own else -1
 
     def _group(self, group: Any) -> _Group:
         known = self._groups.get(_address(group))
