@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import array
 import contextlib
+import fcntl
 import platform
 import shlex
+import sys
+import termios
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields, replace
 from datetime import datetime, timezone
@@ -151,6 +155,8 @@ class Results:
                 say(f"{not_tuned}launching as written: {why}{folder.see}")
             if tuned.why == NO_DDP:
                 say("--objective steps tunes a script that reduces gradients without DDP")
+            if not tuned.built_ddp and _input_is_left():
+                say("standard input is a pipe, kept for the job: the tuned script read nothing; use a file, < FILE")
             if not options.ranks_given and not tuned.built_ddp:
                 say(set_one(options.torchrun, is_known=tuned.why == NO_DDP))
             return mode
@@ -294,6 +300,15 @@ class Results:
         report = str(_from_here(as_latest(self._folder.report))) if self._folder.report.exists() else ""
         ways = Ways(recipe, next_start if recipe else "", report, undo)
         self.observer.answer(answer(outcome, configuration, ways))
+
+
+def _input_is_left() -> bool:
+    """Whether something that the script could not read while it was tuned waits at standard input."""
+    waiting = array.array("i", [0])
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # there is none, or nothing tells
+        fcntl.ioctl(sys.stdin.fileno(), termios.FIONREAD, waiting)
+        return waiting[0] > 0 and not (sys.stdin.seekable() or sys.stdin.isatty())
+    return False
 
 
 def _from_here(path: Path) -> Path:

@@ -108,6 +108,22 @@ def test_every_attempt_begins_from_the_users_state(kind: str, tmp_path: Path, te
     assert [path.name for path in temporary.iterdir() if not path.name.startswith("torch")] == []
 
 
+@pytest.mark.parametrize("has_input", [True, False])
+def test_a_script_that_read_nothing_from_a_pipe_is_told_why(has_input: bool, tmp_path: Path) -> None:
+    """All that was told was the error of the script, which nobody has seen without autoddp."""
+    script = tmp_path / "train.py"
+    script.write_text("import os, sys\nassert os.environ['RANK'] != '0' or sys.stdin.read(), 'no learning rate'\n")
+    reads, writes = os.pipe()
+    os.write(writes, b"0.1" * has_input)
+    os.close(writes)
+    with open(reads) as stdin:
+        words = ["--nproc-per-node", "2", "--trials", "2", str(script)]
+        launch = start(BRIEF, tmp_path / "run", words, popen=partial(subprocess.Popen, stdin=stdin)).wait()
+    assert launch.returncode == (0 if has_input else 1)
+    assert "launching as written: " in launch.stderr
+    assert ("standard input is a pipe, kept for the job: " in launch.stderr) is has_input
+
+
 @pytest.mark.parametrize(
     ("environment", "options", "why"),
     [
