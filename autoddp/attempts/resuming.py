@@ -60,7 +60,7 @@ def study_begins(folder: RunFolder, job: Job, settings: StudySettings, facts: Jo
 def study_is_over(folder: RunFolder) -> None:
     """Nothing of it is to be resumed, nor of earlier ones of the same job: it has gone on with them, or begun anew."""
     place = folder.path / _STUDY
-    with contextlib.suppress(OSError, UnicodeDecodeError):
+    with contextlib.suppress(OSError, ValueError):  # it was not written, or in part
         over = place.read_text(encoding="utf-8")
         place.unlink()
         for run in _cut_off_before(folder):
