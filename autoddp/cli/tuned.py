@@ -156,7 +156,7 @@ class Results:
             if tuned.why == NO_DDP:
                 say("--objective steps tunes a script that reduces gradients without DDP")
             if not tuned.built_ddp and _input_is_left():
-                say("standard input is a pipe, kept for the job: the tuned script read nothing; use a file, < FILE")
+                say("standard input is a pipe, kept for the job: while tuned, the script read nothing; use < FILE")
             if not options.ranks_given and not tuned.built_ddp:
                 say(set_one(options.torchrun, is_known=tuned.why == NO_DDP))
             return mode

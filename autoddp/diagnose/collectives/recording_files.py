@@ -285,9 +285,9 @@ def stands_in_several(calls: Sequence[Call]) -> bool:
 
 
 def _several_call(sums: Mapping[Place, Sums], threads: Mapping[Place, int]) -> bool:
-    """Whether several threads make calls or steps: what one sends, the other may go on meanwhile.
+    """Whether several threads make calls or steps: one may compute while another one waits for the end of a call.
 
-    One that is not Python's, as that of a backward pass, counts for none: the one that has begun it waits.
+    A thread that is not Python's does not count. It may be that of a backward pass, for which the training waits.
     """
     often = (place for place, one in sums.items() if place.repeats_in_steps and one.count >= OFTEN)
     return len({threads.get(place, -1) for place in often} - {-1}) > 1
