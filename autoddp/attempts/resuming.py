@@ -73,13 +73,13 @@ def killed_again(folder: RunFolder, job: Job, settings: StudySettings) -> str:
     """Why this job is not tuned: its last two studies were killed at one place; "" where they were not."""
     now = _job_of(_of(job, settings, None))
     of_this = [run for run in _cut_off_before(folder) if run.is_young and _job_of(run.says) == now]
-    last = sorted(of_this, key=lambda run: run.made)[-2:]
-    if len(last) < 2 or any(run.in_order for run in last):
+    newest = max(of_this, key=lambda run: run.made, default=None)
+    # Several hosts may share a name, and a job may run several times at once: what ends all of them is one kill.
+    earlier = [run for run in of_this if newest is not None and run.wrote < newest.made]
+    before = max(earlier, key=lambda run: run.made, default=None)
+    if newest is None or before is None or newest.in_order or before.in_order or newest.lines > before.lines:
         return ""
-    before, newest = (_lines(run.path / folder.journal.name) for run in last)
-    if newest > before:
-        return ""
-    at = f"after {newest} measurements" if newest else "before the first measurement"
+    at = f"after {newest.lines} measurements" if newest.lines else "before the first measurement"
     return f"tuning was killed twice {at}, as where memory is short; --fresh tunes again"
 
 
@@ -133,6 +133,20 @@ class _CutOffRun:
     says: str
     """See `_of`."""
 
+    journal: Path
+
+    @property
+    def wrote(self) -> float:
+        """When it last wrote down something, in seconds since 1970."""
+        return max(_modified(self.path / _STUDY), _modified(self.journal))
+
+    @property
+    def lines(self) -> int:
+        """The number of its measurements."""
+        with contextlib.suppress(OSError):
+            return self.journal.read_bytes().count(b"\n")
+        return 0
+
     @property
     def is_young(self) -> bool:
         """Whether it is not too long ago."""
@@ -168,7 +182,7 @@ def _cut_off_before(folder: RunFolder) -> Iterator[_CutOffRun]:
         with contextlib.suppress(OSError, ValueError):  # none there, or it was cut off in the middle
             says = (run.path / _STUDY).read_text(encoding="utf-8")
             _job_of(says)
-            yield _CutOffRun(run.mark.made, run.path, run.mark.ended, says)
+            yield _CutOffRun(run.mark.made, run.path, run.mark.ended, says, run.path / folder.journal.name)
 
 
 def _of(job: Job, settings: StudySettings, facts: JobFacts | None) -> str:
@@ -186,10 +200,10 @@ def _job_of(says: str) -> object:
     return {name: value for name, value in known.items() if name != "facts"}
 
 
-def _lines(journal: Path) -> int:
+def _modified(file: Path) -> float:
     with contextlib.suppress(OSError):
-        return journal.read_bytes().count(b"\n")
-    return 0
+        return file.stat().st_mtime
+    return 0.0
 
 
 def job_now(options: Options) -> Job:

@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import signal
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -123,13 +124,19 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _cut_off_here(
-    words: list[str], entries: Sequence[Entry] = (), *, in_order: bool = False, begun: bool = True
+    words: list[str], entries: Sequence[Entry] = (), *, in_order: bool = False, begun: bool = True, at_once: int = 1
 ) -> None:
-    """`in_order`: by a signal that the launcher has heard. `begun`: the script has come to its first steps."""
+    """`in_order`: by a signal that the launcher has heard. `begun`: the script has come to its first steps.
+
+    `at_once`: launchers; each begins before any of them has written what it measured.
+    """
     child = os.fork()
     if child == 0:
         try:
             folder = RunFolder(Path(".autoddp"))
+            if at_once > 1:
+                _cut_off_here(words, entries, in_order=in_order, begun=begun, at_once=at_once - 1)
+                _next_tick()
             if begun:
                 written(folder.journal, list(entries) or [entry(0), entry(1), entry(2)])
             study_begins(folder, job_now(parse(words)), StudySettings(), facts() if begun else None)
@@ -138,6 +145,14 @@ def _cut_off_here(
         finally:
             os._exit(0)
     os.waitpid(child, 0)
+
+
+def _next_tick() -> None:
+    """Wait until a file that is written now counts as written later: the kernel dates files by ticks of its clock."""
+    begun, tick = time.time(), Path("tick")
+    tick.touch()
+    while tick.stat().st_mtime <= begun:
+        tick.touch()
 
 
 def _found(words: list[str] = WORDS) -> int:
@@ -199,6 +214,15 @@ def test_a_study_that_is_killed_twice_at_one_place_is_not_begun_again(job: Path)
     assert "killed twice before the first measurement" in _killed_again()
     (job / "train.py").write_text("less = True\n")
     assert not _killed_again()
+
+
+def test_what_ends_two_launchers_of_a_job_at_once_is_one_kill(job: Path) -> None:
+    """Two hosts in containers of one name, or a job that runs twice; an end of the machine ends all of them."""
+    other = [*WORDS, "--lr=1"]
+    _cut_off_here(other, at_once=2)
+    assert not _killed_again(other)
+    _cut_off_here(other, at_once=2)
+    assert "killed twice after 3 measurements" in _killed_again(other)
 
 
 def test_a_study_that_was_ended_in_order_may_be_begun_as_often_as_the_user_likes(job: Path) -> None:
