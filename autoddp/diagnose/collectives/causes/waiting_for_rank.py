@@ -23,7 +23,8 @@ _AT_ONE_TIME = 1.1  # is the least sum of all ranks' shares of computing, if som
 _UNBALANCED = 1.2  # times as long as the others it computes; more than `_LONGER`, because no replay proves it
 _FEWEST = 4  # steps in which a rank comes late
 _NEARLY_ALL = 0.8  # of what is waited in such steps is for that rank: other programs slow one and then the other
-_REGULAR = 0.6  # spread of the times between such steps, as a share of their mean; 1 where they come at random
+_REGULAR = 0.1  # spread of the times between such steps, as a share of their mean; 1 where they come at random
+_SPANS = 0.5  # of the recording, from the first of them to the last: other programs come and go
 _LONGER = 1.05  # times as long as the others; whether that matters, the replay says
 
 
@@ -105,12 +106,11 @@ class WaitingForRank(Cause):
         if not for_whom:
             return
         late, waited = for_whom.most_common(1)[0]
-        apart = [after - before for before, after in pairwise(sorted(begins[late]))]
-        if len(apart) < _FEWEST - 1 or waited < _NEARLY_ALL * sum(for_whom.values()):
+        if len(begins[late]) < _FEWEST or waited < _NEARLY_ALL * sum(for_whom.values()):
             return
-        if statistics.pstdev(apart) > _REGULAR * statistics.fmean(apart):
+        process, of_late = job.recording.of_rank[late], [of[late] for of in job.recording.whole.values() if late in of]
+        if not _come_regularly(sorted(begins[late]), sorted(call.began for call in of_late), process.seconds):
             return
-        process = job.recording.of_rank[late]
         gaps = _between_calls(process, begins[late])
         if sum(gaps.values()) < _OF_OTHERS * waited:  # it is late because it stands in other calls
             return
@@ -170,6 +170,22 @@ class WaitingForRank(Cause):
             why_not="sends and receives are not done again",
             lines=tuple(dict.fromkeys((before, after))),
         )
+
+
+def _come_regularly(late: Sequence[float], all_calls: Sequence[float], seconds: float) -> bool:
+    """Whether the calls to which a rank comes late follow the script, which counts its steps, or looks at the clock.
+
+    Other programs that take its core do neither. `late` and `all_calls`: when calls began, in seconds, in order.
+    `seconds`: of the recording.
+    """
+    them, times = {*late}, [after - before for before, after in pairwise(late)]
+    in_time = statistics.pstdev(times) <= _REGULAR * statistics.fmean(times)
+    numbers = [number for number, began in enumerate(all_calls) if began in them]
+    usual = statistics.median_low(after - before for before, after in pairwise(numbers))
+    apart = {-2 * usual, -usual, usual, 2 * usual}  # twice where it was in time once
+    fit = sum(any(one - other in apart for other in numbers) for one in numbers)
+    in_count = fit >= max(_NEARLY_ALL * len(numbers), (numbers[-1] - numbers[0]) / usual / 2)
+    return (in_count or in_time) and late[-1] - late[0] >= _SPANS * seconds
 
 
 def _share_of_sends(process: Process) -> float:
