@@ -196,6 +196,8 @@ _CLOCK = {
 }
 _ELSEWHERE = r"current folder cannot be written: run folders go to .*; the recipe goes to "
 _UNMEASURED = dict.fromkeys(("before", "start", "baseline"), _STUCK)
+# A rank that does anything but wait for others is waited for until tuning must be over: else in five minutes.
+_WORKING = {**_UNMEASURED, **dict.fromkeys(("trial", "finals"), ("--budget", "100s"))}
 _STUCK_MOMENTS = ("start", "baseline", "trial", "finals")
 
 KINDS: dict[str, Kind] = {
@@ -205,12 +207,12 @@ KINDS: dict[str, Kind] = {
     "kill rank 1": Kind(_kill(signal.SIGKILL, 1)),
     "kill rank 0": Kind(_kill(signal.SIGKILL, 0)),
     "kill all ranks": Kind(_kill(signal.SIGKILL)),
-    "stop rank 1": Kind(_kill(signal.SIGSTOP, 1), moments=_STUCK_MOMENTS, options=_UNMEASURED),
+    "stop rank 1": Kind(_kill(signal.SIGSTOP, 1), moments=_STUCK_MOMENTS, options=_WORKING),
     "stuck in import": Kind(
         fault="stuck in import", moments=("before",), options=_UNMEASURED, says="the --budget of 50 s is over"
     ),
     "stuck in a collective": Kind(_set_off(1), "stuck in a collective", moments=_STUCK_MOMENTS, options=_UNMEASURED),
-    "stuck in data loading": Kind(_set_off(1), "stuck in data loading", moments=_STUCK_MOMENTS, options=_UNMEASURED),
+    "stuck in data loading": Kind(_set_off(1), "stuck in data loading", moments=_STUCK_MOMENTS, options=_WORKING),
     "not a number": Kind(_set_off(0), "nan", moments=("baseline", "trial", "finals")),
     "illegal configuration": Kind(fault="illegal", moments=("before",), says=r"trial \d/3 +failed"),
     "out of memory": Kind(_limit_memory, "memory"),
