@@ -245,7 +245,10 @@ class UsedNamed(Named, frozen=True):
 
 
 class BuildsNamed(Named, frozen=True):
-    """Most calls from a place are given what comes from the call so many before: they cannot be one call with it."""
+    """Most calls from a place are given what comes from the call so many before: they cannot be one call with it.
+
+    Or it is a loop, with so many calls in each step: those of the next step are given what comes from these.
+    """
 
     place: int
     back: int = 1

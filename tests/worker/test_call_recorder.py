@@ -247,6 +247,43 @@ def test_calls_that_are_given_what_a_call_before_the_last_has_brought() -> None:
     assert [one for one in said if isinstance(one, BuildsNamed)] == [BuildsNamed(3, 2)]
 
 
+@pytest.mark.parametrize(("tensors", "steps"), [(2, 7), (2, 8), (3, 7), (32, 5)])
+def test_calls_of_a_step_are_given_what_the_step_before_has_brought(tensors: int, steps: int) -> None:
+    """A script that updates its weights by hand has no optimizer that would tell where a step ends.
+
+    How many calls back the result comes from differs from call to call of the line: it is that of the step before.
+    """
+    said: list[Any] = []
+    watch = FirstUses(time.perf_counter, lambda: None, said.append)
+    assert watch.begin(0.0)
+    weights, number = [torch.ones(4) for _ in range(tensors)], 0
+    for _ in range(steps):
+        out = torch.stack(weights).sum()
+        for weight, gradient in [(weight, weight * out) for weight in weights]:
+            watch.called(number := number + 1, 1, [gradient], number, number + 0.5)
+            weight -= 0.1 * gradient
+    watch.end()
+    assert [one for one in said if isinstance(one, BuildsNamed)] == [BuildsNamed(1, tensors)]
+
+
+def test_calls_of_two_loops_in_each_step_do_not_limit_each_other() -> None:
+    """Five gradients travel to the ranks that own them, then two weights come back."""
+    said: list[Any] = []
+    watch = FirstUses(time.perf_counter, lambda: None, said.append)
+    assert watch.begin(0.0)
+    weights, number = [torch.ones(4) for _ in range(5)], 0
+    for _ in range(6):
+        out = torch.stack(weights).sum()
+        gradients = [weight * out for weight in weights]
+        for gradient in gradients:
+            watch.called(number := number + 1, 1, [gradient], number, number + 0.5)
+        for weight in weights[:2]:
+            weight -= torch.stack(gradients).sum()
+            watch.called(number := number + 1, 2, [weight], number, number + 0.5)
+    watch.end()
+    assert not [one for one in said if isinstance(one, BuildsNamed)]
+
+
 @pytest.mark.parametrize(
     ("between", "builds"),
     [

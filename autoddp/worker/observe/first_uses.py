@@ -35,6 +35,7 @@ from autoddp.worker.observe.host_device import Methods
 
 _SHORTEST, _LONGEST = 0.3, 3.0  # seconds of a watch
 _OFTEN = 3  # times that each place is seen, from which the shortest watch is long enough
+_CLEARLY = 2 / 3  # of the calls of a place
 _MOST_BETWEEN = 16  # calls; a script with two buffers in turns uses the result after the next call of the same place
 _PAST_THE_DISPATCHER = ("tolist", "numpy", "data_ptr", "untyped_storage", "__dlpack__")
 """Methods that read a tensor, or let others read it. Pickling takes the storage, and `__array__` is `numpy`."""
@@ -111,6 +112,10 @@ class FirstUses:
         self._hidden: set[str] = set()  # see `HiddenNamed`
         self._builds: dict[int, Counter[int]] = {}
         """Place → how many calls back the newest one is from which something comes that a call was given; 0: none."""
+        self._first = 0  # number of the first of the calls that need no result of each other; 0: not known
+        self._all_of = 0  # the place of all of them; -1 where they are of several
+        self._ended: dict[int, Counter[int]] = {}
+        """Place → how many such calls of it there were before one that needs a result of them."""
 
     def begin(self, now: float) -> bool:
         """Look at this thread's operations from here on; False where that cannot begin at this moment."""
@@ -145,8 +150,7 @@ class FirstUses:
             if place not in self._unknown and (nth < 0 or self._steps > _OFTEN):
                 self._say(found)
         for place, backs in self._builds.items():
-            back, often = backs.most_common(1)[0]
-            if back and 2 * often > self._seen[place]:
+            if back := _built_on(backs, self._ended.get(place, Counter())):
                 self._say(BuildsNamed(place, back))
         for what in sorted(self._hidden):
             self._say(HiddenNamed(what))
@@ -159,7 +163,7 @@ class FirstUses:
         self._open.clear()
         self._newest.clear()
         self._pieces.clear()
-        self._calls = 0
+        self._calls = self._first = 0
         if threading.get_ident() == self._thread and self._may_end:
             self._operations.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
@@ -175,8 +179,15 @@ class FirstUses:
         self._started[work] = (place, nth, addresses, time.thread_time())
         self._seen[place] = self._seen.get(place, 0) + 1
         pieces = [piece for piece in map(_piece, _tensors(given)) if piece is not None]
-        self._builds.setdefault(place, Counter())[min(filter(None, map(self._calls_back, pieces)), default=0)] += 1
+        back = min(filter(None, map(self._calls_back, pieces)), default=0)
+        self._builds.setdefault(place, Counter())[back] += 1
         self._calls += 1
+        if back and self._calls - back >= self._first:
+            if self._first and place == self._all_of:
+                self._ended.setdefault(place, Counter())[self._calls - self._first] += 1
+            self._first, self._all_of = self._calls, place
+        elif place != self._all_of:
+            self._all_of = -1
         self._pieces.clear()
         for address, *piece in pieces:
             self._pieces.setdefault(address, []).append((piece[0], piece[1]))
@@ -310,6 +321,20 @@ class _Operations(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         self._tell_made(func, (args, kwargs), result, types)
         return result
+
+
+def _built_on(backs: Counter[int], ended: Counter[int]) -> int:
+    """See `BuildsNamed.back`, by the counts of one place; 0 where its calls need no result of those before them.
+
+    In a loop over gradients each call needs that of the last one in the step before: of the first that is one call
+    back, of the second two. So that differs, and how many calls lie between two that need a later result tells it.
+    """
+    back, often = backs.most_common(1)[0]
+    if often <= _CLEARLY * backs.total() and ended:
+        calls, times = ended.most_common(1)[0]
+        if times > 1 and 2 * times > ended.total():
+            return calls
+    return back if 2 * often > backs.total() else 0
 
 
 def _scales(func: Any, args: Any) -> bool:
