@@ -2150,6 +2150,16 @@ def test_where_ranks_stand_that_hang() -> None:
     assert len(examined(recording, 2, lambda programs: "not tried", lambda line: None).verdict) == len(said.verdict) - 1
 
 
+def test_ranks_that_have_called_nothing_are_named_where_the_others_stand() -> None:
+    """One that never comes to its first call has no recording; one that only steps by itself has one without groups."""
+    waits = process(0, [replace(call(place(12), 0, 1.0, 1.0), wait_ended=0.0)])
+    steps = process(1, [call(place(30, "step of SGD", "step of SGD", None), -1, 1.0, 0.0)])
+    silent = "rank 0 stands in all_reduce (train.py:12), rank 1 has called nothing on this host"
+    assert where_ranks_stand(Recording((waits,))) == silent
+    assert where_ranks_stand(Recording((waits, steps))) == silent
+    assert where_ranks_stand(Recording((steps,))) == "", "nobody waits for it"
+
+
 @pytest.mark.parametrize(("waited", "told"), [(range(58), []), (range(1, 60, 2), ["30"]), ((), ["59"])])
 def test_calls_that_go_on_at_the_end_may_still_be_waited_for(waited: Iterable[int], told: list[str]) -> None:
     """A stage of a pipeline sends several activations, and waits for all of them later."""

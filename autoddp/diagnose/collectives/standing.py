@@ -2,7 +2,8 @@
 
     where_ranks_stand(recording)    # "rank 0 stands in barrier (train.py:9), rank 1 came back from all_reduce (…)"
 
-A rank stands in its last call if that has no end. Of a call that it only started nobody knows.
+A rank stands in its last call if that has no end. Of a call that it only started nobody knows. Ranks without a call may
+be on other hosts.
 """
 
 from __future__ import annotations
@@ -24,4 +25,9 @@ def where_ranks_stand(recording: Recording) -> str:
             starts = any(one.place == last.place and not one.is_blocking for one in process.calls if one is not last)
             does = "came back from" if last.wait_ended else "has started" if starts else "stands in"
             ranks.setdefault(f"{does} {call}", []).append(rank)
-    return ", ".join(f"{ranks_text(of_it)} {does}" for does, of_it in ranks.items())
+    stand = [f"{ranks_text(of_it)} {does}" for does, of_it in ranks.items()]
+    silent = [rank for rank in range(recording.world) if not any(rank in of_it for of_it in ranks.values())]
+    if stand and silent:
+        # One that never comes to its first call is the one for which the others wait.
+        stand.append(f"{ranks_text(silent)} {'has' if len(silent) == 1 else 'have'} called nothing on this host")
+    return ", ".join(stand)
