@@ -1501,6 +1501,23 @@ def test_the_line_that_makes_groups_again_and_again_is_told() -> None:
     assert "backend" in found.fix, "a group of its own may have another one than the default group"
 
 
+@pytest.mark.parametrize(("sets", "several"), [([(0, 1)], False), ([(0, 1), (2, 3)], True)])
+def test_each_set_of_ranks_keeps_a_group_of_its_own(sets: list[tuple[int, int]], several: bool) -> None:
+    """If all ranks had the group of the first half only, they would train something else."""
+    ranks = []
+    for rank in (rank for members in sets for rank in members):
+        calls, mine = [], sets[rank // 2]
+        for number in range(20):
+            now = 2.0 + 1e-2 * number
+            made = call(place(20, "new_group", "new_group", None), number, now, 5e-3)
+            calls.append(replace(made, returned=made.ended, wait_began=made.ended))
+            calls.append(call(place(21, group=Group(mine, f"group {number}", "gloo")), 0, now + 6e-3, 1e-3))
+        ranks.append(replace(process(rank, calls), ranks=2 * len(sets)))
+    recording = Recording(tuple(ranks))
+    (found,) = CAUSES["too_many_groups"].suspect(Job(recording, steps_of(recording), [], None, 2))
+    assert ("for each other set of ranks" in found.fix) is several
+
+
 def test_fewer_threads_are_tried_where_there_are_more_than_cores() -> None:
     assert planned(loop(60), 2, now=1.0) is None
     one, two = loop(60).processes

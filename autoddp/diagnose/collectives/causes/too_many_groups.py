@@ -56,6 +56,8 @@ class TooManyGroups(Cause):
             f"make the group once, before the loop, and keep it: group = dist.new_group({list(ranks)}, …) "
             "with the other arguments that it has now, such as its backend, by all ranks that make it now"
         )
+        if sum(times > 1 for times in made.values()) > 1:  # as for the halves of the ranks
+            keeps += "; and so one for each other set of ranks for which it makes them"
         if place.by:  # as in a mesh of devices
             keeps = "make once, before the loop, what torch makes these groups for, and keep it"
         yield Suspicion(
