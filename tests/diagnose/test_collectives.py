@@ -7,7 +7,7 @@ import re
 import statistics
 from collections.abc import Iterable
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, count
 
 import pytest
 import torch
@@ -2056,6 +2056,29 @@ def test_a_rank_that_evaluates_in_some_steps_is_told_to_be_late(
         assert one.seconds == pytest.approx(len([*at]) * 0.3 / 400, rel=0.02)
         assert one.text.startswith(f"{len([*at])} times in ")
         assert " the ranks wait 300 ms for rank 0, which is late between two calls" in one.text
+
+
+@pytest.mark.parametrize("by_turns", [False, True])
+def test_a_barrier_at_which_one_rank_is_late_each_time_is_told_on_a_busy_machine(by_turns: bool) -> None:
+    """Other programs hold up one rank and then the other in other calls, and so they may at a barrier, too."""
+    of_ranks: list[list[Call]] = [[], []]
+    now, busy, numbers = 1.0, {20: 0, 21: 1, 22: 1, 23: 0, 200: 1, 201: 0, 390: 1, 391: 0}, count()
+    for number in range(400):
+        kinds = [(10, "allreduce", 0.1 if number in busy else 0.0, busy.get(number, 0))]
+        if number % 60 == 59:
+            kinds.append((20, "barrier", 0.12, number // 60 % 2 * by_turns))
+        for line, what, late, rank in kinds:
+            made = next(numbers)
+            for one in (0, 1):
+                began = now + 0.012 + (late if one == rank else 0.0)
+                of_ranks[one].append(call(place(line, what, what), made, began, now + 0.013 + late - began))
+            now += 0.013 + late
+        for one in (0, 1):
+            of_ranks[one].append(call(place(30, "step of SGD", "step of SGD", None), -1, now, 0.0))
+    recording = Recording(tuple(process(rank, calls) for rank, calls in enumerate(of_ranks)))
+    said = examined(recording, 2, lambda programs: "not tried here", lambda line: None)
+    found = [one for one in said.findings if one.cause == "waiting_for_rank"]
+    assert [(one.ranks, one.lines) for one in found] == [((0,), ("train.py:10", "train.py:20"))] * (not by_turns)
 
 
 def test_a_replay_unlike_the_script_refutes_nothing() -> None:

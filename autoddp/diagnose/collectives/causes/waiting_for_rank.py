@@ -5,12 +5,12 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from autoddp.diagnose.collectives.cause import Cause, Job, Suspicion
 from autoddp.diagnose.collectives.program import Played, Script, can_be_done, with_
-from autoddp.diagnose.collectives.recording import Call, Process
+from autoddp.diagnose.collectives.recording import Call, Place, Process
 from autoddp.diagnose.collectives.table import waits_for
 from autoddp.diagnose.findings import WORTHWHILE
 from autoddp.units import duration, milliseconds, percent
@@ -93,30 +93,26 @@ class WaitingForRank(Cause):
 
         What is done again are usual steps, and in these nobody waits for it.
         """
-        script, for_whom = job.script, Counter[int]()
+        script = job.script
         if script is None:
             return
         usual = script.seconds / script.covers * script.pace
-        begins: dict[int, list[float]] = {}
-        for calls in job.recording.whole.values():
-            waits = waits_for(calls)
-            if waits is not None and (seconds := max(waits[1].values())) > usual:
-                for_whom[waits[0]] += seconds  # type: ignore[assignment]
-                begins.setdefault(waits[0], []).append(calls[waits[0]].began)
-        if not for_whom:
+        waits = [*_waits(job.recording.whole.values())]
+        longer = [one for one in waits if one.seconds > usual]
+        # A barrier behind an evaluation is waited for so each time, whatever other programs do to other calls.
+        made, late_at = Counter(one.place for one in waits), Counter((one.place, one.rank) for one in longer)
+        each_time = [one for one in longer if late_at[one.place, one.rank] >= _NEARLY_ALL * made[one.place]]
+        of_one = _of_one_rank(longer, waits) or _of_one_rank(each_time, waits)
+        if not of_one:
             return
-        late, waited = for_whom.most_common(1)[0]
-        if len(begins[late]) < _FEWEST or waited < _NEARLY_ALL * sum(for_whom.values()):
-            return
-        process, of_late = job.recording.of_rank[late], [of[late] for of in job.recording.whole.values() if late in of]
-        if not _come_regularly(sorted(begins[late]), sorted(call.began for call in of_late), process.seconds):
-            return
-        gaps = _between_calls(process, begins[late])
+        late, waited = of_one[0].rank, sum(one.seconds for one in of_one)
+        process = job.recording.of_rank[late]
+        gaps = _between_calls(process, {one.began for one in of_one})
         if sum(gaps.values()) < _OF_OTHERS * waited:  # it is late because it stands in other calls
             return
         before, after = max(gaps, key=lambda lines: gaps[lines])
         between = f"between {before} and {after}" if before != after else f"between two calls of {after}"
-        often, divided = len(begins[late]), percent(1 - 1 / max(2, job.recording.world))
+        often, divided = len(of_one), percent(1 - 1 / max(2, job.recording.world))
         yield Suspicion(
             self.name,
             f"{often} times in {duration(process.seconds)} the ranks wait {milliseconds(waited / often)} ms for rank "
@@ -172,22 +168,6 @@ class WaitingForRank(Cause):
         )
 
 
-def _come_regularly(late: Sequence[float], all_calls: Sequence[float], seconds: float) -> bool:
-    """Whether the calls to which a rank comes late follow the script, which counts its steps, or looks at the clock.
-
-    Other programs that take its core do neither. `late` and `all_calls`: when calls began, in seconds, in order.
-    `seconds`: of the recording.
-    """
-    them, times = {*late}, [after - before for before, after in pairwise(late)]
-    in_time = statistics.pstdev(times) <= _REGULAR * statistics.fmean(times)
-    numbers = [number for number, began in enumerate(all_calls) if began in them]
-    usual = statistics.median_low(after - before for before, after in pairwise(numbers))
-    apart = {-2 * usual, -usual, usual, 2 * usual}  # twice where it was in time once
-    fit = sum(any(one - other in apart for other in numbers) for one in numbers)
-    in_count = fit >= max(_NEARLY_ALL * len(numbers), (numbers[-1] - numbers[0]) / usual / 2)
-    return (in_count or in_time) and late[-1] - late[0] >= _SPANS * seconds
-
-
 def _share_of_sends(process: Process) -> float:
     """Share of its time for which a rank stands in calls that are not done again, such as sends."""
     seconds = sum(one.seconds for place, one in process.sums.items() if place.group and not can_be_done(place))
@@ -208,6 +188,52 @@ def _between_calls(process: Process, before: Collection[float] | None = None) ->
         if before is None or following.began in before:
             gaps[one.place.where, following.place.where] += max(0.0, following.began - one.back)  # type: ignore[assignment]
     return gaps
+
+
+@dataclass(frozen=True)
+class _Wait:
+    """The longest wait of a rank for another one, in one call."""
+
+    place: Place
+    rank: int
+    """For which the others wait."""
+    seconds: float
+    began: float
+    """When that rank came."""
+
+
+def _waits(of_calls: Iterable[dict[int, Call]]) -> Iterator[_Wait]:
+    for calls in of_calls:
+        if (waits := waits_for(calls)) is not None:
+            called = calls[waits[0]]
+            yield _Wait(called.place.of_any_group, waits[0], max(waits[1].values()), called.began)
+
+
+def _of_one_rank(waits: Sequence[_Wait], of_all: Sequence[_Wait]) -> list[_Wait]:
+    """The waits for the rank for which nearly all of them are, if it comes late regularly; else []."""
+    for_whom: Counter[int] = Counter()
+    for one in waits:
+        for_whom[one.rank] += one.seconds  # type: ignore[assignment]
+    late, waited = for_whom.most_common(1)[0] if for_whom else (-1, 0)
+    found = [one for one in waits if one.rank == late]
+    if len(found) < _FEWEST or waited < _NEARLY_ALL * sum(for_whom.values()):
+        return []
+    return found if _come_regularly(*(sorted(one.began for one in those) for those in (found, of_all))) else []
+
+
+def _come_regularly(late: Sequence[float], of_all: Sequence[float]) -> bool:
+    """Whether the calls to which a rank comes late follow the script, which counts its steps, or looks at the clock.
+
+    Other programs that take its core do neither. `late`: when these calls began, in seconds, in order; `of_all`: all.
+    """
+    them, times = {*late}, [after - before for before, after in pairwise(late)]
+    in_time = statistics.pstdev(times) <= _REGULAR * statistics.fmean(times)
+    numbers = [number for number, began in enumerate(of_all) if began in them]
+    usual = statistics.median_low(after - before for before, after in pairwise(numbers))
+    apart = {-2 * usual, -usual, usual, 2 * usual}  # twice where it was in time once
+    fit = sum(any(one - other in apart for other in numbers) for one in numbers)
+    in_count = fit >= max(_NEARLY_ALL * len(numbers), (numbers[-1] - numbers[0]) / usual / 2)
+    return (in_count or in_time) and late[-1] - late[0] >= _SPANS * (of_all[-1] - of_all[0])
 
 
 def _waiting(of_calls: Iterable[dict[int, Call]]) -> tuple[Counter[int], Counter[int]]:
