@@ -447,15 +447,17 @@ class Study:
             # What would have failed in any configuration may have failed in one that gains.
             decision = replace(decision, why=f"undecided: {decision.why}{more}", is_open=True)
         paired, rounds = self._finals.paired, len(self._finals.paired.rounds)
-        maybe = [s for s in ladder if self._asked.allows(s.configuration) and s.speedup.ratio > WORTH_A_CHANGE]
-        if decision.configuration == AS_WRITTEN and maybe and not paired.is_settled:
-            best_one = max(maybe, key=lambda standing: standing.speedup.ratio)
+        if decision.configuration == AS_WRITTEN and not paired.is_settled:
+            # Who has left the rounds has fewer. Where rounds differ much, a gain that has not shown may yet be there.
+            running = [s for s in ladder if self._asked.allows(s.configuration)]
+            best_one = max(running, key=lambda standing: (len(standing.rounds), standing.speedup.ratio))
             gain = f"{best_one.rung.value} gives {best_one.speedup} in {rounds} final rounds"
             if rounds < self._finals.most:
                 why = f"undecided: {gain}, too few to be sure: your settings stay{more}"
                 return replace(decision, why=why, is_open=True)
-            busy = "this machine is busy, or the script's steps differ"
-            return replace(decision, why=f"undecided: {gain}, which differ too much ({busy}): your settings stay")
+            if best_one.speedup.ratio > WORTH_A_CHANGE:
+                busy = "this machine is busy, or the script's steps differ"
+                return replace(decision, why=f"undecided: {gain}, which differ too much ({busy}): your settings stay")
         untried = " or ".join(rung.value for rung in self._trials.untried)
         if decision.configuration == AS_WRITTEN and untried and (self._trials.no_time or ended):
             why = f"undecided: nothing that was tried gains, and {untried} was not tried: your settings stay"

@@ -235,6 +235,20 @@ def test_what_there_was_no_time_to_try_is_not_said_to_gain_nothing() -> None:
     assert why.endswith("m would decide it")
 
 
+def test_where_a_gain_does_not_show_in_a_few_rounds_of_a_busy_machine_nothing_is_decided() -> None:
+    """16 bits save half of a step. "No gain" after three rounds kept each later start from finding out."""
+    unlucky = 0
+    for seed in range(20):
+        outcome = run(SimulatedJob(**SLOW, noise=0.5, seed=seed, time=45.0), trials=4)
+        assert outcome.decision.is_open is (outcome.decision.configuration == AS_WRITTEN), seed
+        allowed = [one for one in outcome.ladder if Rung.NEAR.allows(one.rung)]
+        if outcome.decision.is_open and allowed and all(one.speedup.ratio < 1 for one in allowed):
+            unlucky += 1
+            assert outcome.decision.why.startswith(f"undecided: {allowed[-1].rung.value} gives ×0."), seed
+            assert outcome.decision.why.endswith("m would decide it"), seed
+    assert unlucky
+
+
 def test_where_there_was_time_for_one_trial_that_is_of_no_use_nothing_is_decided() -> None:
     """The answer named the budget that would decide it, and was saved as one that needs no more."""
     outcome = run(SimulatedJob(**SLOW, time=25.0, error=lambda configuration: error_of(0.5)))
