@@ -47,6 +47,7 @@ _OPTIONS = (
     "",
 )
 _MS_NODEV, _MS_NOEXEC, _MS_NOATIME, _MS_NODIRATIME, _MS_RELATIME, _ST_RELATIME = 4, 8, 1024, 2048, 1 << 21, 4096
+_MEMORY = "/dev/shm"
 _SHARED = ("/var/tmp", "/run/lock", "/var/lock")
 _SETTINGS = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
 """What containers have read-only of /proc: by it root changes this machine."""
@@ -243,6 +244,8 @@ class _Build:
         if here is not None and not here.is_writable:
             self._bind(path, MS_REC)
             below = [point for point in below if self.mounts[point].is_writable]
+            if path == "/dev" and not here.read_only and _MEMORY not in self.mounts and _is_folder(_MEMORY):
+                below.append(_MEMORY)  # in a chroot, to which /dev was given alone, it is a folder of devtmpfs
             if self.as_user:  # nothing can be rebuilt in a folder that is bound
                 for point in below:
                     self._cover_alone(point)
@@ -270,7 +273,7 @@ class _Build:
             self._make_read_only(path)
 
     def _overlay(self, path: str) -> None:
-        if path == "/dev/shm":
+        if path == _MEMORY:
             return self._overlay_in_memory(path)
         upper, work = self.layers.make(path)
         _copy_status(path, upper)
@@ -391,6 +394,10 @@ def _is_device(path: str) -> bool:
     except OSError:  # gone meanwhile, as files of other programs in /dev/shm come and go
         return False
     return stat.S_ISCHR(mode) or stat.S_ISBLK(mode)
+
+
+def _is_folder(path: str) -> bool:
+    return os.path.isdir(path) and not os.path.islink(path)
 
 
 def _is_dead(path: str) -> bool:

@@ -99,6 +99,12 @@ class Place:
         return found
 
 
+def in_namespace(shell: str) -> str:
+    """What shell commands print that root runs in a mount namespace of their own."""
+    words = ["unshare", "-m", "--propagation", "private", "sh", "-c", shell]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout
+
+
 @pytest.fixture(params=[None, ORDINARY], ids=["root", "ordinary user"])
 def place(request: pytest.FixtureRequest) -> Iterator[Place]:
     # not below pytest's folder, which only root can enter
@@ -376,6 +382,24 @@ def test_a_copy_in_memory_has_a_limit(place: Place) -> None:
     owner = place.user or 0
     found = place.run(program, f"{setup} && chown {owner}:{owner} /dev/shm/data", MEMORY=str(8 << 20))
     assert found == {"error": errno.ENOSPC, "read": 20 << 20}
+
+
+def test_shared_memory_that_is_no_mount_is_covered_too(place: Place) -> None:
+    """In a chroot, to which /dev was given without what is mounted below it, /dev/shm is a folder of devtmpfs."""
+    path = f"/dev/shm/{place.base.name}"
+    devices = "mount --bind /dev /dev && mkdir -p /dev/shm"
+    owner = place.user or 0
+    program = f"""
+        with open({path!r}, "a") as file:
+            file.write("more")
+        found["there"] = open({path!r}).read()
+        """
+    try:
+        found = place.run(program, f"{devices} && printf old > {path} && chown {owner}:{owner} {path}")
+    finally:
+        kept = in_namespace(f"{devices} && cat {path} && rm {path}")
+    assert found == {"there": "oldmore"}
+    assert kept == "old"
 
 
 def test_what_is_mounted_below_is_covered_too(place: Place) -> None:
