@@ -27,6 +27,11 @@ STOPPED = {
     "execlp": ("os.execlp('rm', 'rm', 'model.pt')", "rm model.pt"),
     "fork and exec": ("p = os.fork(); p or os.execlp('rm', 'rm', 'model.pt'); os._exit(os.wait()[1] >> 8)", "rm"),
     "posix_spawn": ("os.posix_spawn('/bin/rm', ['rm', 'model.pt'], os.environ)", "rm model.pt"),
+    "posix_spawn that opens": (
+        "opens = (os.POSIX_SPAWN_OPEN, 1, 'model.pt', os.O_WRONLY | os.O_TRUNC, 0)\n"
+        "os.waitpid(os.posix_spawn('/bin/ls', ['ls'], os.environ, file_actions=[opens]), 0)",
+        "os.posix_spawn opens model.pt",
+    ),
     "spawn": ("sys.exit(os.spawnlp(os.P_WAIT, 'rm', 'rm', 'model.pt'))", "rm model.pt"),
     "pty": ("import pty; sys.exit(os.waitstatus_to_exitcode(pty.spawn(['rm', 'model.pt'])))", "rm model.pt"),
     "git commit": ("import subprocess; subprocess.run(['git', 'add', 'model.pt'])", "git add"),

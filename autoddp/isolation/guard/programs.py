@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import re
@@ -57,6 +58,20 @@ class Programs:
             return checked
 
         replace_everywhere(importlib.import_module("_posixsubprocess").fork_exec, make)
+        for name in ("posix_spawn", "posix_spawnp"):
+            replace_everywhere(getattr(os, name, None), self._opens_nothing_else)
+
+    def _opens_nothing_else(self, spawn: Any) -> Any:
+        """`posix_spawn`, which must not open a file that the guard would redirect: its audit event does not tell."""
+
+        @functools.wraps(spawn)
+        def checked(path: Any, argv: Any, env: Any, /, **options: Any) -> Any:
+            for action in options.get("file_actions") or ():
+                if action[0] == os.POSIX_SPAWN_OPEN and not self.view.resolve(os.fsdecode(action[2])).direct:
+                    self.view.stop(f"os.{spawn.__name__} opens {os.fsdecode(action[2])}, which is not redirected")
+            return spawn(path, argv, env, **options)
+
+        return checked
 
     def _check_unchanged(self, path: Any, words: Sequence[Any], env: Any) -> None:
         """For ways of starting a program in which no word can be replaced."""
