@@ -43,6 +43,10 @@ PLATFORMS: Sequence[type[Platform]] = (
 def platforms_here(variables: Mapping[str, str]) -> list[Platform]:
     """The platforms whose variables are set, the innermost first."""
     found = [platform for kind in PLATFORMS if (platform := kind(variables)).detected]
+    mpirun = next((one for one in found if isinstance(one, MpiLaunchers)), None)
+    if mpirun is not None:
+        # Open MPI starts its daemons by a step of Slurm that lacks mpirun's own node: Slurm tells of that step.
+        found = [one for one in found if not isinstance(one, Slurm) or one.step_nodes == mpirun.launchers]
     # Any other platform around mpirun knows the master, or at least its own numbers of the nodes.
     return [one for one in found if len(found) == 1 or not isinstance(one, MpiLaunchers)]
 

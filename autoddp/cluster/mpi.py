@@ -55,6 +55,11 @@ class MpiLaunchers(Platform):
         return self._seen(*self._names or ())
 
     @property
+    def launchers(self) -> str:
+        """How many processes mpirun has started, as its variable has it."""
+        return self._variables[self._names[0]].strip() if self._names else ""
+
+    @property
     def nodes(self) -> Told | None:
         return self._nodes(self._names[0]) if self._names else None
 

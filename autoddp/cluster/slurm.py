@@ -52,6 +52,11 @@ class Slurm(Platform):
         )
 
     @property
+    def step_nodes(self) -> str:
+        """The number of nodes of the step, as its variable has it; "" outside of a step."""
+        return self._variables["SLURM_STEP_NUM_NODES"].strip() if self._in_step() else ""
+
+    @property
     def nodes(self) -> Told | None:
         """The nodes of the step. Outside of a step there is one launcher, so more nodes than one are not told."""
         if self._in_step():

@@ -98,6 +98,8 @@ REFUSED = {
     "hyperpod-eks": "give --node-rank and --master-addr",
     "open-mpi-launchers": "it tells no master: give --master-addr",
     "mpich-launchers": "it tells no master: give --master-addr",
+    "open-mpi-in-a-slurm-batch": "it tells no master: give --master-addr",
+    "open-mpi-daemon-of-slurm": "it tells no master: give --master-addr",
 }
 """Situation in which no job can start without a flag → the fix."""
 
@@ -244,6 +246,15 @@ def test_mpirun_inside_slurm_leaves_the_place_to_slurm(understood) -> None:
     found, (line,) = understood(read("mpich-launchers") | read("slurm-step-node1"))
     assert place(found) == TOLD["slurm-step-node1"]
     assert line.startswith("Slurm: ")
+
+
+def test_open_mpi_inside_slurm_numbers_the_nodes_itself(understood) -> None:
+    """Its daemons are a step without mpirun's own node: the others met in a job of their own, one of two alone."""
+    for name, rank in (("open-mpi-in-a-slurm-batch", 0), ("open-mpi-daemon-of-slurm", 2)):
+        for words in (["--master-addr", "m"], ["--master-addr", "m", "--nnodes", "3"]):
+            found, (line,) = understood(read(name), *words)
+            assert place(found) == ("3", rank, "m", None, "1", "none")
+            assert line.startswith("mpirun: 3 nodes (")
 
 
 def test_the_number_of_ranks_that_a_platform_tells_counts_as_given(monkeypatch) -> None:
