@@ -17,4 +17,5 @@ job_files     the files that submit a job
 slurm         Slurm, also under AWS ParallelCluster and SageMaker HyperPod
 mpi           mpirun, where it starts several processes on one node
 single_ranks  Composer and Ray Train, which start each rank themselves
+unknown       others that start one of several processes
 """

@@ -17,6 +17,7 @@ from autoddp.cluster.single_ranks import SingleRanks
 from autoddp.cluster.skypilot import SkyPilot
 from autoddp.cluster.slurm import Slurm
 from autoddp.cluster.torchx import TorchX
+from autoddp.cluster.unknown import Unknown
 from autoddp.cluster.volcano import Volcano
 from autoddp.errors import UsageError
 
@@ -48,7 +49,8 @@ def platforms_here(variables: Mapping[str, str]) -> list[Platform]:
         # Open MPI starts its daemons by a step of Slurm that lacks mpirun's own node: Slurm tells of that step.
         found = [one for one in found if not isinstance(one, Slurm) or one.step_nodes == mpirun.launchers]
     # Any other platform around mpirun knows the master, or at least its own numbers of the nodes.
-    return [one for one in found if len(found) == 1 or not isinstance(one, MpiLaunchers)]
+    found = [one for one in found if len(found) == 1 or not isinstance(one, MpiLaunchers)]
+    return found or [one for one in (Unknown(variables),) if one.detected]
 
 
 def require_same_nodes(platforms: Sequence[Platform]) -> None:

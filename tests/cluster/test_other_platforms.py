@@ -31,6 +31,8 @@ NODE: dict[str, Callable[[int], dict[str, str]]] = {
     "composer": lambda node: {**RANKS, "RANK": str(node), "NODE_RANK": str(node)},
     "pytorchjob-without-pet": lambda node: {"RANK": str(node)},
     "volcano-two-tasks": lambda node: {"VC_TASK_INDEX": "0"},
+    "vertex-ai": lambda node: {"RANK": str(node)},
+    "flux": lambda node: {"PMI_RANK": str(node), "FLUX_TASK_RANK": str(node)},
 }
 """Situation → what differs from the recorded variables: the node, one rank on it, and where it is an address."""
 RANKS = {"LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
@@ -41,7 +43,7 @@ MISSING: dict[str, tuple[str, ...]] = {
     "open-mpi-launchers": ("--master-addr",),
     "mpich-launchers": ("--master-addr",),
     **dict.fromkeys(
-        ("ray-train", "composer", "pytorchjob-without-pet", "volcano-two-tasks"),
+        ("ray-train", "composer", "pytorchjob-without-pet", "volcano-two-tasks", "vertex-ai", "flux"),
         ("--nnodes", "--node-rank", "--master-addr"),
     ),
 }

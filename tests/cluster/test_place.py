@@ -81,6 +81,8 @@ ALONE = {
     "torchx": "give --nnodes and --node-rank",
     "ray-train": "give --nnodes and --node-rank and --master-addr",
     "composer": "give --nnodes and --node-rank and --master-addr",
+    "vertex-ai": "give --nnodes and --node-rank and --master-addr for a job on several",
+    "flux": "give --nnodes and --node-rank and --master-addr for a job on several",
     "volcano-two-tasks": "give --nnodes and --node-rank and --master-addr",
     "slurm-step-on-one-node": "",
     "slurm-salloc-one-node": "",
@@ -131,7 +133,9 @@ def test_an_option_that_says_nothing_keeps_no_node_from_its_place(understood, mo
         {"PET_NNODES": "2", "PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": "a:1"},
         {"RANK": "1"},
         {"WORLD_SIZE": "8"},
-        {"RANK": "1", "WORLD_SIZE": "8", "MASTER_ADDR": "a", "MASTER_PORT": "1"},  # of a torchrun around this one
+        {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "a", "MASTER_PORT": "1"},
+        # of a torchrun around this one
+        {"LOCAL_RANK": "1", "RANK": "1", "WORLD_SIZE": "8", "MASTER_ADDR": "a", "MASTER_PORT": "1"},
         {"NNODES": "2", "NPROC_PER_NODE": "8", "NODE_RANK": "1"},  # of a script's own
         {"JOB_COMPLETION_INDEX": "1"},
         {"KUBERNETES_SERVICE_HOST": "10.96.0.1"},
