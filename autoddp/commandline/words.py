@@ -172,6 +172,9 @@ def _from_environment() -> dict[str, Any]:
         if name not in options and name.startswith(of_services):
             continue
         if name not in options:
+            rest = name.removeprefix("AUTODDP_")
+            if any(action.option_strings and action.dest.upper() == rest for action in torchrun_parser()._actions):
+                raise UsageError(f"{name}: no variable of autoddp, but an option of torchrun: set PET_{rest} instead")
             raise UsageError(f"{name}: no variable of autoddp{did_you_mean(name, options)}; unset it")
         if takes_value(options[name]):
             words.append(f"{options[name]}={value}")
