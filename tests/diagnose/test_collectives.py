@@ -2081,6 +2081,30 @@ def test_a_barrier_at_which_one_rank_is_late_each_time_is_told_on_a_busy_machine
     assert [(one.ranks, one.lines) for one in found] == [((0,), ("train.py:10", "train.py:20"))] * (not by_turns)
 
 
+def test_who_is_late_because_of_another_rank_is_not_the_late_one() -> None:
+    """A learner gathers what two actors have seen, of which one is slow, and sends its weights to both."""
+    of_ranks: list[list[Call]] = [[], [], []]
+    group, now = Group((0, 1, 2), "all", "gloo"), 1.0
+    for number in range(60):
+        came = [now, now + 0.02, now + 0.06]
+        ends = [came[2] + 1e-3, came[1] + 1e-3, came[2] + 1e-3]
+        sent = ends[0] + 1e-3
+        for rank in range(3):
+            gathers, sends = place(10, "gather", "gather", group), place(11, "broadcast", "broadcast", group)
+            came_back = sent if rank == 0 else ends[rank] + 1e-5
+            of_ranks[rank] += [
+                replace(call(gathers, 2 * number, came[rank], ends[rank] - came[rank]), root=0),
+                replace(call(sends, 2 * number + 1, came_back, sent + 1e-3 - came_back), root=0),
+            ]
+        now = sent + 2e-3
+    recording = Recording(tuple(replace(process(rank, calls), ranks=3) for rank, calls in enumerate(of_ranks)))
+    said = examined(recording, 4, lambda programs: "not tried here", lambda line: None)
+    (found,) = [one for one in said.findings if one.cause == "waiting_for_rank"]
+    assert (found.ranks, found.lines) == ((2,), ("train.py:10",))
+    assert "from train.py:11 to train.py:10 it takes 61.0 ms, the others 21.0 ms" in found.text
+    assert found.seconds == pytest.approx(0.04, rel=0.1)
+
+
 def test_a_replay_unlike_the_script_refutes_nothing() -> None:
     recording = loop(60, late=6e-3)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import statistics
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -240,13 +241,38 @@ def _waiting(of_calls: Iterable[dict[int, Call]]) -> tuple[Counter[int], Counter
     """Rank → seconds for which others wait for it; and rank → seconds for which it waits."""
     for_whom: Counter[int] = Counter()
     waited: Counter[int] = Counter()
-    for calls in of_calls:
-        if (waits := waits_for(calls)) is None:
-            continue
-        late, of_ranks = waits
+    known = [(calls, waits) for calls in of_calls if (waits := waits_for(calls)) is not None]
+    of_rank: dict[int, list[tuple[float, float, int]]] = {}
+    for calls, (late, of_ranks) in known:
         waited.update(of_ranks)
-        for_whom[late] += max(of_ranks.values())  # type: ignore[assignment]
+        for rank, seconds in of_ranks.items():
+            if seconds > 0 and rank != late:
+                of_rank.setdefault(rank, []).append((calls[rank].began, calls[rank].began + seconds, late))
+    for waits_of_it in of_rank.values():
+        waits_of_it.sort()
+    for calls, (late, of_ranks) in known:
+        longest = max(of_ranks, key=lambda rank: of_ranks[rank])
+        began = calls[longest].began
+        for rank, seconds in _for_whom(late, began, began + of_ranks[longest], of_rank, len(of_rank)):
+            for_whom[rank] += seconds  # type: ignore[assignment]
     return for_whom, waited
+
+
+def _for_whom(
+    late: int, begin: float, end: float, waits: Mapping[int, Sequence[tuple[float, float, int]]], most: int
+) -> Iterator[tuple[int, float]]:
+    """The ranks for which a wait from `begin` to `end` for a late one is, and the seconds for each.
+
+    While the late one waits itself, it is for the rank that it waits for: a learner sends new weights late because one
+    of its actors is late. `waits`: when each rank waits, and for whom; `most`: ranks in such a row.
+    """
+    own, left = waits.get(late, ()), end - begin
+    for since, until, other in own[max(0, bisect_left(own, (begin,)) - 1) : bisect_left(own, (end,))]:
+        since, until = max(since, begin), min(until, end)
+        if since < until and most:
+            left -= until - since
+            yield from _for_whom(other, since, until, waits, most - 1)
+    yield late, left
 
 
 def _stands_elsewhere(process: Process, played: Sequence[Played]) -> float:
@@ -279,7 +305,7 @@ def _gaps(script: Script, late: int) -> tuple[str, str, float, float] | None:
         others = [_gap(other) for rank, other in script.of_key.get(one.key, {}).items() if rank != late]
         where = one.call.place.where
         if others and before:
-            lost.setdefault((before, where), []).append((_gap(one), statistics.median(others)))
+            lost.setdefault((before, where), []).append((_gap(one), statistics.median_high(others)))
         before = where
     if not lost:
         return None
@@ -289,9 +315,12 @@ def _gaps(script: Script, late: int) -> tuple[str, str, float, float] | None:
 
 
 def _in_time(script: Script, late: int) -> Script:
-    """The late rank has gaps as short as the usual ones of the others."""
+    """The late rank has gaps as short as the usual ones of the others: of two, the longer one.
+
+    A learner may wait for its actors, and has nothing to do where they play.
+    """
     usual = {
-        key: statistics.median(_gap(one) for rank, one in of_ranks.items() if rank != late)
+        key: statistics.median_high(_gap(one) for rank, one in of_ranks.items() if rank != late)
         for key, of_ranks in script.of_key.items()
         if len(of_ranks) > 1
     }
