@@ -434,6 +434,8 @@ class Tuning:
 
     def _attempt_with(self, number: int, place: Path, written: Path, wanted: Mapping[str, str]) -> Attempt:
         """An attempt with the variables that are `wanted`; `place` is its folder, `written`: see `_where_writes_go`."""
+        if self._isolation.level is Level.GUARD:  # the folders of an overlay are known to the keeper from its beginning
+            self._keeper.removes([str(place / "written"), str(self._isolation.caches)])
         return Attempt(
             self._torchrun,
             place,

@@ -556,6 +556,19 @@ def test_a_launcher_that_is_killed_leaves_nothing(tmp_path: Path, temporary: Pat
     assert list(launch.folder.glob(".autoddp/2*/autoddp-*")) == []
 
 
+def test_a_launcher_that_is_killed_leaves_nothing_that_guard_has_redirected(tmp_path: Path) -> None:
+    """It lies in the run's folder, and may be many checkpoints."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "saves.py").write_text("import time\nopen('model.pt', 'w').write('weights')\ntime.sleep(600)\n")
+    launch = start(AUTODDP, folder, ["--nproc-per-node", "2", "--tune-only", "--isolation", "guard", "saves.py"])
+    wait_for(lambda: any(folder.glob(".autoddp/2*/attempt0/written/upper/**/model.pt")), "what the script writes")
+    launch.process.kill()
+    launch.process.wait(30)
+    wait_for(lambda: not launch.processes(), "the end of every process")
+    assert [*folder.glob(".autoddp/2*/attempt0/written"), *folder.glob(".autoddp/2*/caches")] == []
+
+
 def test_what_a_killed_keeper_leaves_is_cleaned_at_the_next_start(tmp_path: Path, temporary: Path) -> None:
     def kill_all_of_ours(launch: Launch) -> None:
         """The launcher, the keeper and the agent, at once; the ranks are on their own."""
