@@ -161,3 +161,21 @@ def test_gradients_of_one_rank_among_others_are_not_rounded(
         ddp(torch.full((1, 2), 1 / 3)).sum().backward()
         assert torch.equal(ddp.module.weight.grad, torch.full((2, 2), 1 / 3)) is is_exact
         assert wrapped.leave_out_hook()
+
+
+def test_a_model_that_moves_to_another_memory_format_after_ddp_stays_as_written(alone: dist.ProcessGroup) -> None:
+    """Its first gradients are mixed up by torch, and with `gradient_as_bucket_view` they are not: another training."""
+    gradients = []
+    for more in ({}, {"gradient_as_bucket_view": True}):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Conv2d(4, 5, 1))
+        ddp = DDP(model, **more)
+        wrapped = Wrapped(ddp, {})
+        assert wrapped.why_untouchable() == ""
+        model[1].to(memory_format=torch.channels_last)  # of one element in height and width: nothing has moved
+        assert wrapped.why_untouchable() == ""
+        model.to(memory_format=torch.channels_last)
+        assert "call to(memory_format=...) before DistributedDataParallel(...)" in wrapped.why_untouchable()
+        ddp(torch.randn(2, 3, 8, 8)).square().sum().backward()
+        gradients.append(model[0].weight.grad)
+    assert not torch.allclose(*gradients)

@@ -30,6 +30,17 @@ register_by_torch = DDP.register_comm_hook
 Around = Callable[[Hook, dist.ProcessGroup, Model], Hook]
 """Wraps a hook, which reduces the gradients of that model over that group."""
 _CAPS = (BUCKET_CAP_MB.name, BUCKET_CAP_MB_LIST.name)
+# torch fills its buckets by the layout that parameters had when it made them, and empties them by the present one. So
+# what a step computes depends on when buckets are made anew, and on whether gradients lie in them.
+_MOVED = (
+    "the script gives parameters another memory format after DDP was built, and torch mixes up the values of their "
+    "gradients then: call to(memory_format=...) before DistributedDataParallel(...)"
+)
+
+
+def _layout(parameter: nn.Parameter) -> tuple[int, ...]:
+    """The strides that matter: a dimension of one element may have any."""
+    return tuple(stride for size, stride in zip(parameter.shape, parameter.stride(), strict=True) if size > 1)
 
 
 class Wrapped:
@@ -49,7 +60,7 @@ class Wrapped:
         # This must not keep the script's model alive, nor the process group among the arguments.
         self._ddp = weakref.ref(ddp, lambda _: self._let_go())
         self.arguments = {name: value for name, value in without_self(arguments).items() if name != "module"}
-        self._reduced = {id(p) for p in module_parameters(ddp) if p.requires_grad}
+        self._reduced = {id(p): _layout(p) for p in module_parameters(ddp) if p.requires_grad}
         self.model = model or model_of(ddp)
         """The model, one for all objects that the script builds of these parameters, one after another."""
         self.script_hook: Callable[[DDP], None] | None = None
@@ -125,6 +136,8 @@ class Wrapped:
             return "torch.compile's python_reducer is on"
         if private.finalizes_by_hand(ddp):
             return "the script finalizes its backward passes itself"
+        if any(_layout(p) != self._reduced[id(p)] for p in self.parameters):
+            return _MOVED
         return why_untouchable(self.arguments, ddp.module)
 
     def rebuild(self, configuration: Configuration, start_step: int | None, around: Around | None = None) -> None:
