@@ -188,6 +188,7 @@ class _Build:
         if self.as_user:
             mount("tmpfs", self.root, "tmpfs", data="size=16m,mode=755")
         self._cover("/")
+        self._part_queues()
         for path in real:
             self._bind(path)
         if not self.as_user:  # whom the kernel lets change none of it
@@ -200,6 +201,14 @@ class _Build:
             # Hidden, because a write into the layers themselves would break the overlay on top of them.
             if os.path.isdir(self._new(path)):
                 mount("tmpfs", self._new(path), "tmpfs", flags=MS_RDONLY, data="size=4k,mode=700")
+
+    def _part_queues(self) -> None:
+        """Show the attempt's own message queues where those of this host are mounted: a removed one would be gone."""
+        for path in (path for path, here in self.mounts.items() if here.kind == "mqueue"):
+            try:
+                mount("none", self._new(path), "mqueue")
+            except OSError:  # no namespace of its own
+                self._remount_read_only(path)
 
     def _keep_settings(self) -> None:
         """Make the files read-only by which the kernel is told settings of this machine, and limits of its groups."""

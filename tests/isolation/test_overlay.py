@@ -402,6 +402,25 @@ def test_shared_memory_that_is_no_mount_is_covered_too(place: Place) -> None:
     assert kept == "old"
 
 
+def test_message_queues_of_others_cannot_be_removed_by_their_paths(place: Place) -> None:
+    """As in /dev/mqueue."""
+    folder = place.base / "queues"
+    folder.mkdir()
+    queue, owner = folder / place.base.name, place.user or 0
+    program = f"""
+        with contextlib.suppress(FileNotFoundError):
+            os.remove({str(queue)!r})
+        found["there"] = os.listdir({str(folder)!r})
+        """
+    try:
+        setup = f"mount -t mqueue none {folder} && touch {queue} && chown {owner}:{owner} {queue}"
+        found = place.run("import contextlib\n" + textwrap.dedent(program), setup)
+    finally:
+        kept = in_namespace(f"mount -t mqueue none {folder} && ls {folder} && rm -f {queue}")
+    assert found == {"there": []}
+    assert place.base.name in kept.split()
+
+
 def test_what_is_mounted_below_is_covered_too(place: Place) -> None:
     """A file system of its own, one that is read-only, and a file that is a mount point."""
     inner = place.base / "moun\u00a0ted \r"  # of these the kernel's list escapes the blank alone
