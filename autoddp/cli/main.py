@@ -57,6 +57,8 @@ class Job:
     """Keeps the endpoint's store alive until the real job has its own hold on it."""
     waits: bool = False
     """Whether other hosts have met this one, and start the job with it."""
+    joins: bool = False
+    """Whether other hosts met before this one came, and run the job."""
 
 
 def main() -> None:
@@ -221,8 +223,9 @@ def _decided(options: Options, mode: Mode, began: float) -> Job | None:
         if agreement is not None and not options.tune_only:
             agreement.tell_late_hosts(_running(options, mode, agreement, builds_ddp))
         variables = job_environment(options, mode, network)
-    waits = agreement is not None and agreement.joins is None  # one too many waits as long as the job takes
-    return None if options.tune_only else Job(options, variables, agreement, waits)
+    joins = agreement is not None and agreement.joins is not None
+    waits = agreement is not None and not joins  # one too many waits as long as the job takes
+    return None if options.tune_only else Job(options, variables, agreement, waits, joins)
 
 
 def launch(job: Job) -> None:
@@ -231,7 +234,7 @@ def launch(job: Job) -> None:
 
     tempfile.tempdir = None  # chosen before tuning, it may be gone by now: torchrun would choose another one
     with environment_with(job.variables), waits_told() if job.waits else contextlib.nullcontext():
-        record(run_real_job)(job.options.torchrun)
+        record(run_real_job)(job.options.torchrun, job.joins)
 
 
 def _meets(mode: Mode) -> bool:

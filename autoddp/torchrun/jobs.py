@@ -9,6 +9,7 @@ import signal
 import sys
 from pathlib import Path
 
+from autoddp.log import tell
 from autoddp.network.own_network import on_one_host
 from autoddp.processes.children import how_ended
 from autoddp.torchrun.options import (
@@ -31,12 +32,23 @@ from autoddp.torchrun.surroundings import (
 )
 
 
-def run_real_job(torchrun: argparse.Namespace) -> None:
-    """Run the job with these arguments by torchrun's own code."""
+def run_real_job(torchrun: argparse.Namespace, joins: bool = False) -> None:
+    """Run the job with these arguments by torchrun's own code.
+
+    A host that `joins` the others after they have met, or is one too many, may find that the job has ended: then it
+    ends with a line, and with the exit code that torchrun has after its traceback.
+    """
+    from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousConnectionError
     from torch.distributed.run import run
 
     os.environ.pop(AHEAD, None)  # this process follows that clock already
-    run(torchrun)
+    try:
+        run(torchrun)
+    except (RendezvousClosedError, RendezvousConnectionError):
+        if not joins:
+            raise
+        tell("error: the other hosts have ended the job, or are out of reach")
+        sys.exit(1)
 
 
 def run_tuning_job(torchrun: argparse.Namespace, folder: Path, number: int) -> str:

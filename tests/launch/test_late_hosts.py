@@ -11,7 +11,11 @@ from typing import Any
 import pytest
 from launchers import AUTODDP, ROOT, Launch, free_port, start, wait_for
 from torch.distributed import HashStore
+from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousHandler, RendezvousParameters
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
+from autoddp.cli.main import Job, launch
 from autoddp.commandline.environment import job_environment
 from autoddp.commandline.mode import Mode, torch_version
 from autoddp.commandline.words import parse
@@ -157,6 +161,29 @@ def test_a_host_that_comes_late_joins_the_job(tmp_path, own):
             replace(RECIPE.made_by, arguments=kept.made_by.arguments),
         )
         assert kept == replace(RECIPE, fits=fits, made_by=made_by)
+
+
+@pytest.mark.parametrize("joins", [True, False])
+def test_a_late_host_of_a_job_that_has_ended_says_so(capfd: pytest.CaptureFixture[str], joins: bool) -> None:
+    """Torch's agent ended with a traceback of forty lines. Of the hosts that have met, it stays as under torchrun."""
+    port = free_port()
+    place = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "j", "--nnodes", "1:2"]
+    options = parse([*place, "--rdzv-conf", "is_host=0", "--no-python", "true"])
+    ended = other_hosts_rendezvous(port)
+    ended.set_closed()
+    with pytest.raises(SystemExit if joins else RendezvousClosedError) as raised:
+        launch(Job(options, {}, joins=joins))
+    told = "autoddp: error: the other hosts have ended the job, or are out of reach\n"
+    assert capfd.readouterr().err.endswith(told) is joins
+    assert getattr(raised.value, "code", 1) == 1
+
+
+def other_hosts_rendezvous(port: str) -> RendezvousHandler:
+    """The rendezvous of a job, with its store in this process."""
+    settings = {"is_host": "1", "store_type": "tcp"}
+    parameters = RendezvousParameters("c10d", f"127.0.0.1:{port}", "j", 1, 2, "127.0.0.1", **settings)
+    backend, store = create_backend(parameters)
+    return create_handler(store, backend, parameters)
 
 
 def test_a_late_host_with_another_recipe_is_refused(tmp_path):
