@@ -256,13 +256,15 @@ def test_calls_of_a_step_are_given_what_the_step_before_has_brought(tensors: int
     said: list[Any] = []
     watch = FirstUses(time.perf_counter, lambda: None, said.append)
     assert watch.begin(0.0)
-    weights, number = [torch.ones(4) for _ in range(tensors)], 0
+    weights, number, over = [torch.ones(4) for _ in range(tensors)], 0, []
     for _ in range(steps):
+        over.append(watch.is_over(1.5))
         out = torch.stack(weights).sum()
         for weight, gradient in [(weight, weight * out) for weight in weights]:
             watch.called(number := number + 1, 1, [gradient], number, number + 0.5)
             weight -= 0.1 * gradient
     watch.end()
+    assert over == [False] * 3 + [True] * (steps - 3), "it goes on until a step was seen whole"
     assert [one for one in said if isinstance(one, BuildsNamed)] == [BuildsNamed(1, tensors)]
 
 

@@ -33,7 +33,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from autoddp.wire.recorded_calls import LAST_NTH, BuildsNamed, HiddenNamed, UsedNamed, WaitsNamed
 from autoddp.worker.observe.host_device import Methods
 
-_SHORTEST, _LONGEST = 0.3, 3.0  # seconds of a watch
+_SHORTEST, _LONG, _LONGEST = 0.3, 1.0, 3.0  # seconds of a watch; the second where no optimizer tells what a step is
 _OFTEN = 3  # times that each place is seen, from which the shortest watch is long enough
 _CLEARLY = 2 / 3  # of the calls of a place
 _MOST_BETWEEN = 16  # calls; a script with two buffers in turns uses the result after the next call of the same place
@@ -133,7 +133,8 @@ class FirstUses:
     def is_over(self, now: float) -> bool:
         """Whether enough was seen, and this is a moment at which it can be ended."""
         enough = now - self._began > _SHORTEST and min(self._seen.values(), default=0) >= _OFTEN
-        enough = enough and (not self._steps or self._steps > _OFTEN)
+        a_loop = bool(self._ended) or now - self._began > _LONG
+        enough = enough and (self._steps > _OFTEN if self._steps else a_loop)
         long = now - self._began > _LONGEST
         if not (enough or long) or threading.get_ident() != self._thread:
             return False
@@ -172,6 +173,8 @@ class FirstUses:
         if threading.get_ident() != self._thread:
             return
         self._gap_ends(began, returned)
+        if not self._calls:  # the first operation that is looked at may take seconds: torch imports much for it
+            self._began = began
         addresses = tuple(_addresses(given))
         # A line in a loop: what uses the last result of a step at once says nothing of those before it.
         nth = self._nth.get(place, 0) if self._steps else -1
@@ -332,7 +335,7 @@ def _built_on(backs: Counter[int], ended: Counter[int]) -> int:
     back, often = backs.most_common(1)[0]
     if often <= _CLEARLY * backs.total() and ended:
         calls, times = ended.most_common(1)[0]
-        if times > 1 and 2 * times > ended.total():
+        if 2 * times > ended.total():
             return calls
     return back if 2 * often > backs.total() else 0
 
