@@ -29,5 +29,6 @@ def where_ranks_stand(recording: Recording) -> str:
     silent = [rank for rank in range(recording.world) if not any(rank in of_it for of_it in ranks.values())]
     if stand and silent:
         # One that never comes to its first call is the one for which the others wait.
-        stand.append(f"{ranks_text(silent)} {'has' if len(silent) == 1 else 'have'} called nothing on this host")
+        has, runs = ("has", "runs") if len(silent) == 1 else ("have", "run")
+        stand.append(f"{ranks_text(silent)} {has} called nothing, or {runs} on another host")
     return ", ".join(stand)
