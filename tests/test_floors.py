@@ -100,6 +100,7 @@ PRIVATE_TO_OTHERS = {
     ("worker/process/device.py", "_cuda_hasPrimaryContext"),
     # argparse has no public list of a parser's options.
     ("commandline/parsers.py", "_actions"),
+    ("torchrun/options.py", "_actions"),
     ("commandline/words.py", "_actions"),
     ("cli/completion.py", "_actions"),
     ("cli/parser.py", "_option_string_actions"),

@@ -28,7 +28,7 @@ from autoddp.commandline.script import ScriptSource, is_standard_input
 from autoddp.errors import UsageError, did_you_mean
 from autoddp.knobs import Rung
 from autoddp.runs.usual_folders import usual_folders
-from autoddp.torchrun.options import torchrun_parser
+from autoddp.torchrun.options import torchrun_parser, variables_of_torchrun
 
 TAKEN_AFTER_THE_SCRIPT = {"--trials": re.compile("[0-9]+"), "--recipe": re.compile(r"[^-].*\.toml|\.toml", re.DOTALL)}
 """Options of autoddp that may stand after the script's name, and the values with which they are autoddp's."""
@@ -172,9 +172,8 @@ def _from_environment() -> dict[str, Any]:
         if name not in options and name.startswith(of_services):
             continue
         if name not in options:
-            rest = name.removeprefix("AUTODDP_")
-            if any(action.option_strings and action.dest.upper() == rest for action in torchrun_parser()._actions):
-                raise UsageError(f"{name}: no variable of autoddp, but an option of torchrun: set PET_{rest} instead")
+            if (theirs := f"PET_{name.removeprefix('AUTODDP_')}") in variables_of_torchrun():
+                raise UsageError(f"{name}: no variable of autoddp, but an option of torchrun: set {theirs} instead")
             raise UsageError(f"{name}: no variable of autoddp{did_you_mean(name, options)}; unset it")
         if takes_value(options[name]):
             words.append(f"{options[name]}={value}")

@@ -63,6 +63,13 @@ def torchrun_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def variables_of_torchrun() -> set[str]:
+    """The environment variables that torchrun reads in place of options, such as PET_NNODES. See `torchrun_parser`."""
+    from torch.distributed.argparse_util import check_env, env
+
+    return {f"PET_{one.dest.upper()}" for one in torchrun_parser()._actions if isinstance(one, env | check_env)}
+
+
 def rendezvous_settings(arguments: argparse.Namespace) -> dict[str, str]:
     """--rdzv-conf as torch reads it."""
     from torch.distributed.elastic.rendezvous.utils import _parse_rendezvous_config

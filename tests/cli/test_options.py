@@ -379,6 +379,7 @@ def test_options_come_from_the_environment_too(monkeypatch: pytest.MonkeyPatch) 
     ("name", "value", "says"),
     [
         ("AUTODDP_ALOW", "exact", "AUTODDP_ALOW: no variable of autoddp (did you mean 'AUTODDP_ALLOW'?); unset it"),
+        ("AUTODDP_HELP", "1", "AUTODDP_HELP: no variable of autoddp (did you mean"),  # torchrun reads no PET_HELP
         ("AUTODDP_NPROC_PER_NODE", "8", "an option of torchrun: set PET_NPROC_PER_NODE instead"),
         ("AUTODDP_ALLOW", "nearly", "from the environment"),
         ("AUTODDP_TRIALS", "-3", "from the environment"),
