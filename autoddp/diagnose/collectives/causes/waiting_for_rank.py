@@ -223,9 +223,10 @@ def _of_one_rank(waits: Sequence[_Wait], of_all: Sequence[_Wait]) -> list[_Wait]
 
 
 def _come_regularly(late: Sequence[float], of_all: Sequence[float]) -> bool:
-    """Whether the calls to which a rank comes late follow the script, which counts its steps, or looks at the clock.
+    """Whether a rank comes late every n calls or every few seconds, as where the script counts, or looks at the clock.
 
-    Other programs that take its core do neither. `late`: when these calls began, in seconds, in order; `of_all`: all.
+    Other programs take its core at random. `late`: when the calls began to which it comes late, in seconds, in order;
+    `of_all`: the same of all calls.
     """
     them, times = {*late}, [after - before for before, after in pairwise(late)]
     in_time = statistics.pstdev(times) <= _REGULAR * statistics.fmean(times)
@@ -261,10 +262,11 @@ def _waiting(of_calls: Iterable[dict[int, Call]]) -> tuple[Counter[int], Counter
 def _for_whom(
     late: int, begin: float, end: float, waits: Mapping[int, Sequence[tuple[float, float, int]]], most: int
 ) -> Iterator[tuple[int, float]]:
-    """The ranks for which a wait from `begin` to `end` for a late one is, and the seconds for each.
+    """The ranks that cause a wait from `begin` to `end` for the rank `late`, each with its seconds of it.
 
-    While the late one waits itself, it is for the rank that it waits for: a learner sends new weights late because one
-    of its actors is late. `waits`: when each rank waits, and for whom; `most`: ranks in such a row.
+    While that rank itself waits for another one, the other one is the cause: a learner sends new weights late because
+    one of its actors is late. `waits`: rank → when it waits, from and to, and for whom. `most`: how many ranks are
+    followed in such a chain, which may close.
     """
     own, left = waits.get(late, ()), end - begin
     for since, until, other in own[max(0, bisect_left(own, (begin,)) - 1) : bisect_left(own, (end,))]:
