@@ -128,6 +128,9 @@ PRIVATE_TO_OTHERS = {
     ("worker/observe/loader.py", "_rcvd_idx"),
     ("worker/observe/loader.py", "_pin_memory"),
     ("worker/observe/loader.py", "_worker_init_fn"),
+    # Workers of our own, whose death torch would raise in the script: nothing public lets them die.
+    ("worker/observe/loader.py", "_worker_pids_set"),
+    ("worker/observe/loader.py", "_remove_worker_pids"),
     # Where torch.compile's settings are, which its documentation names: whether it cuts at buckets, and replays.
     ("worker/effects/torch_compile.py", "_dynamo"),
     ("worker/effects/torch_compile.py", "_inductor"),

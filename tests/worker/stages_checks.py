@@ -20,6 +20,7 @@ from autoddp.wire import AS_IT_IS, ON_DEVICE, PINNED, Delay, Experiment
 from autoddp.worker.ddp.handlers import DdpEvents
 from autoddp.worker.ddp.patch import Patch
 from autoddp.worker.gradients.access import GradientHandler, add_handler
+from autoddp.worker.observe import loader
 from autoddp.worker.observe.collectives import collectives
 from autoddp.worker.trial.experiments import Experiments
 
@@ -311,6 +312,21 @@ def one_reader(rank: int) -> dict[str, Any]:
     script.experiments.apply(Experiment(kept_batches=(0, 1), loader_workers=2))
     found = script.recorded(2)
     return {"given": found["kept"], "as kept": script.places[-4:] == kept[:4]}
+
+
+def killed_workers(rank: int) -> dict[str, Any]:
+    """Our own workers are killed, as for want of memory, while the script is busy with something else."""
+    loader._PATIENCE = 2.0
+    script = _Script(rank)
+    script.experiments.apply(Experiment(keep=True))
+    script.steps(4)
+    script.experiments.apply(Experiment(kept_batches=(0, 1), loader_workers=2))
+    script.steps(1)
+    for worker in script.experiments._loaders._kept[0].workers:
+        worker.kill()
+        time.sleep(SLEEP)  # Python's handlers of signals run here, and torch's raises
+    script.steps(4)  # some may wait in the queue: copies follow
+    return {"given from workers": script.experiments._loaders.gave}
 
 
 def lengths_of_epochs(rank: int) -> dict[str, list[int]]:

@@ -17,6 +17,7 @@ from stages_checks import (
     STEPS,
     checks,
     compiled_collective,
+    killed_workers,
     lengths_of_epochs,
     odd_batches,
     odd_scripts,
@@ -178,8 +179,15 @@ def test_a_data_set_that_workers_cannot_read_is_told(tmp_path: Path) -> None:
     assert on_ranks(2, one_reader, tmp_path) == [{"given": 0, "as kept": True}] * 2
 
 
+def test_a_script_goes_on_when_workers_of_ours_die(tmp_path: Path) -> None:
+    """torch raises in the main thread, wherever that is, as soon as a worker that it knows has died."""
+    assert on_ranks(2, killed_workers, tmp_path) == [{"given from workers": 0}] * 2
+
+
 class _Loading:
     """In the place of a DataLoader: an iterator without workers."""
+
+    _worker_pids_set = False
 
     def __init__(self, *_: Any, **named: Any) -> None:
         self.batches = iter(named["batch_sampler"])

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch._C import _remove_worker_pids
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
@@ -195,6 +196,7 @@ class _Kept:
                 )
             )
             self.workers = set(multiprocessing.active_children()) - before
+            _let_die_in_silence(loaded)
             loaded._dataset = None  # type: ignore[assignment]  # the script may drop its data set
             self.loaded = loaded
         return next(self.loaded)
@@ -429,6 +431,16 @@ class Loaders:
                 self._kept.append(found)
             found.data_set = _reference(data_set)
         return found
+
+
+def _let_die_in_silence(iterator: Any) -> None:
+    """Let the workers of our own iterator die without an exception in the script's main thread, wherever that is.
+
+    `next` finds out within `_PATIENCE`. Without this, even one that we end raises where it has only just begun.
+    """
+    if iterator._worker_pids_set:
+        _remove_worker_pids(id(iterator))
+        iterator._worker_pids_set = False
 
 
 def _queue_of(loader: Any) -> int:
