@@ -422,7 +422,8 @@ class Study:
         if self._asked.trials and not self._trials.records:
             reasons = collections.Counter(self._facts.left_out.values()).most_common(1)
             because = f" ({reasons[0][0]})" if reasons else ""
-            why = f"nothing can be tried in this job{because}: your settings stay; headroom {won}"
+            again = "; once that has changed, tune again with --trials 20" if reasons else ""
+            why = f"nothing can be tried in this job{because}: your settings stay{again}; headroom {won}"
             return Decision(AS_WRITTEN, why)
         tried = [trial for trial in self._trials.records if trial.usable]
         if self._trials.records and not tried:

@@ -244,7 +244,10 @@ def test_where_nothing_may_be_changed_the_decision_says_why() -> None:
     known = facts((), left_out={"hook": "delayed reductions are used", "threads": "delayed reductions are used"})
     decision = Study(job_on("medium"), known, StudySettings(trials=3), Observer()).run().decision
     assert decision.configuration == AS_WRITTEN
-    assert decision.why.startswith("nothing can be tried in this job (delayed reductions are used): your settings stay")
+    assert decision.why.startswith(
+        "nothing can be tried in this job (delayed reductions are used): your settings stay; "
+        "once that has changed, tune again with --trials 20; headroom "
+    )
     assert not decision.is_open
 
 

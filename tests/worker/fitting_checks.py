@@ -83,6 +83,8 @@ class Case:
     peeks: bool = False
     """Rank 0 alone runs a training pass before the backward pass of each micro-batch; the last step has one alone."""
 
+    moves: bool = False
+    """The script gives a weight another memory format after DDP was built."""
     groups: bool = False
     """The model has a `parameters` of its own, which gives groups for an optimizer."""
     compiles: bool = False
@@ -107,6 +109,9 @@ CASES = {
     "plain, no_sync": Case(None, micro_batches=2, no_sync=True),
     "plain, two": Case(None, models=2),
     "plain, joins": Case(None, joins=True),
+    "plain, moves": Case(None, moves=True),
+    "hook refused, moves": Case(BF16, moves=True),
+    "caps refused, moves": Case(CAPS, moves=True),
     "hook fits": Case(BF16),
     "hook, joins": Case(BF16, joins=True),
     "hook, free batch": Case(BF16, inputs=FREE, odd_rank=1),
@@ -204,6 +209,9 @@ def train(case: Case, rank: int) -> dict[str, Any]:
                 one_step(case, rank, step, models[0], optimizers[0])
         return {"steps": [[p.detach().clone() for p in models[0].parameters()]], **how_built(models)}
     steps: list[list[torch.Tensor]] = []
+    if case.moves:
+        weight = models[0].module[0].weight
+        weight.data = weight.data.t().contiguous().t()
     if case.alone and rank == 0:
         models[0](torch.zeros(1, FEATURES))
     for step in range(STEPS):

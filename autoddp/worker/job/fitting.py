@@ -140,7 +140,9 @@ class Fitting(DdpEvents):
             return
         digests = self._expected.digests
         wanted = of_model(self._expected.inputs, digests.index(one.wrapped.digest), len(digests))
-        one.mine = "; ".join(input_differences(wanted, inputs_of(args, kwargs, device_of(ddp).type))) if wanted else ""
+        differences = input_differences(wanted, inputs_of(args, kwargs, device_of(ddp).type)) if wanted else ()
+        moved = one.wrapped.why_untouchable() if one.wrapped.is_changed else ""  # the script may have done so since
+        one.mine = "; ".join(filter(None, [moved, *differences]))
         store = store_of(ddp)
         if ddp.process_group.size() == 1:
             one.answer = one.mine
