@@ -56,7 +56,7 @@ class Job:
     meeting_point: object = None
     """Keeps the endpoint's store alive until the real job has its own hold on it."""
     waits: bool = False
-    """Whether other hosts have met this one, and start the job with it."""
+    """Whether other hosts start the job with this one."""
     joins: bool = False
     """Whether other hosts met before this one came, and run the job."""
 
@@ -224,7 +224,7 @@ def _decided(options: Options, mode: Mode, began: float) -> Job | None:
             agreement.tell_late_hosts(_running(options, mode, agreement, builds_ddp))
         variables = job_environment(options, mode, network)
     joins = agreement is not None and agreement.joins is not None
-    waits = agreement is not None and not joins  # one too many waits as long as the job takes
+    waits = mode.several_nodes and not joins  # one too many waits as long as the job takes
     return None if options.tune_only else Job(options, variables, agreement, waits, joins)
 
 

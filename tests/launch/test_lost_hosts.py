@@ -140,3 +140,13 @@ def test_a_launcher_that_is_killed_when_all_launch_the_job_is_not_waited_for_in_
         wait_for(lambda: said in launches[0].stderr, "the line about the other hosts")
     finally:
         launches[0].kill()
+
+
+def test_a_host_that_never_comes_is_not_waited_for_in_silence_without_a_meeting(tmp_path):
+    """`--trials 0` does what torchrun does, whose agent says nothing for a quarter of an hour."""
+    words = ["--nnodes", "2", "--master-port", free_port(), "--trials", "0", "--no-python", "true"]
+    launch = start(HASTY, tmp_path, words)
+    try:
+        wait_for(lambda: "autoddp: waiting for the other hosts to start the job, " in launch.stderr, "the line")
+    finally:
+        launch.kill()
