@@ -23,7 +23,7 @@ import torch._dynamo  # the first optimizer imports it: seconds that each fork w
 import torch.distributed as dist
 import trainings
 from by_hand import Loop
-from trainings import BY_HAND_UNTIL_TURN, MOMENTUM, TRAININGS, parameters, statistics
+from trainings import MOMENTUM, TRAININGS, by_hand_until, parameters, statistics
 
 from autoddp.knobs import AS_WRITTEN, Configuration
 from autoddp.wire import BlockDone, Measure, Message, Ready, WorkerConfig
@@ -147,8 +147,7 @@ def _rank(rank: int, cell: Cell, folder: Path) -> dict[str, Any]:
     if cell.way == HEADROOM:
         MOMENTUM[0] = 0.0
     if cell.way == BY_HAND:
-        until = trainings.TURN if cell.training in BY_HAND_UNTIL_TURN else None
-        Loop(configuration.steps_per_update, until).install()
+        Loop(configuration.steps_per_update, by_hand_until(cell.training)).install()
     if cell.way == RECIPE:
         applying.start_applying(WorkerConfig(configuration=configuration.without_variables, static_graph=True))
     elif cell.way in (TUNED, HEADROOM):

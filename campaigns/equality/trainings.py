@@ -20,6 +20,7 @@ from torch.nn.utils import prune
 STEPS, FEATURES, WIDTH, CLASSES, BATCH = 40, 32, 256, 8, 8
 TURN = STEPS // 2
 """The step from which on some trainings do something else."""
+_OF_AN_OBJECT = 8  # steps, where a training builds one DDP object after another
 
 
 def shorten() -> None:
@@ -402,11 +403,11 @@ def folds(rank: int) -> list[nn.Module]:
 
 
 def new_objects(rank: int, micro_batches: int) -> list[nn.Module]:
-    """A new DDP object around the same model every ninth step. On rank 0 the earlier ones are still there."""
+    """A new DDP object around the same model every eighth step. On rank 0 the earlier ones are still there."""
     net, data, kept = network(), batches(rank, micro_batches * STEPS), []
     optimizer = sgd(net)
     for step in range(STEPS):
-        if step % 9 == 0:
+        if step % _OF_AN_OBJECT == 0:
             model = DDP(net)
             if rank == 0:
                 kept.append(model)
@@ -1137,7 +1138,9 @@ TRAININGS: dict[str, Training] = {
     "beside apart": lambda rank: beside(rank, apart=True),
     "beside later": lambda rank: beside(rank, begins=TURN),
     "counts": lambda rank: stepped_by(rank, Counts),
-    "around": lambda rank: stepped_by(rank, lambda given: Around(torch.optim.SGD(given, lr=0.05, momentum=0.9))),
+    "around": lambda rank: stepped_by(
+        rank, lambda given: Around(torch.optim.SGD(given, lr=0.05, momentum=MOMENTUM[0]))
+    ),
     "by turns": by_turns,
     "returns loss": returns_loss,
     "sparse": sparse,
@@ -1225,8 +1228,15 @@ PARTS = ("masks added", "two passes")
 DIFFER_ON_PURPOSE = ("local SGD", "local SGD later", "ignored", "own hook local", *PARTS, *BESIDE, *HEADS)
 """Ranks end with other parameters, also under torchrun."""
 
-BY_HAND_UNTIL_TURN = ("second DDP later", "folds", "join later", "beside later")
-"""From the step TURN on several steps can be one no more."""
+_UNTIL_TURN = ("second DDP later", "folds", "join later", "beside later")
+
+
+def by_hand_until(training: str) -> int | None:
+    """The step from which on several steps of the training can be one no more: it changes, or builds another model."""
+    if training.startswith("new objects"):
+        return _OF_AN_OBJECT
+    return TURN if training in _UNTIL_TURN else None
+
 
 NO_LOOP_BY_HAND = ("noise scale", "kept later", "flat later", "skips", "skips by hand")
 """They clear gradients within each step: no loop makes several of them one. The steps that autoddp needs to see that
