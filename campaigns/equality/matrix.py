@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import launched
 import torch
 from cells import BY_HAND, HEADROOM, RECIPE, TUNED, WRITTEN, Cell, Matrix, Ran
-from trainings import DIFFER_ON_PURPOSE, NO_LOOP_BY_HAND, TRAININGS, shorten
+from trainings import DIFFER_ON_PURPOSE, HOLDS_LAST, NO_LOOP_BY_HAND, TRAININGS, shorten
 
 from autoddp.knobs import LIMITS, Configuration, GradientError, Rung, why_refused
 
@@ -133,16 +133,18 @@ def judge(cell: Cell, name: str, ran: Ran, written: Ran, loop: Callable[[], Ran]
         fault = next((e for e in ran.errors if not e.startswith("killed")), ran.errors[0])
         if any("has other parameters than rank 0" in error for error in ran.errors):
             return verdict(UNEQUAL, None, fault)  # the guard is the last to see what nothing here may do
-        # Ours names the knob; torch's own of a graph that is not static is what a script gets that sets it itself.
-        ours = ("JobStops: autoddp: ", "RuntimeError: several steps cannot be one: ")  # the latter ends a trial
-        loud = fault.startswith(ours) or "static_graph" in configuration
+        # Ours names the knob; torch's own is what a script gets that sets a static graph itself, or has such a loop.
+        ends_trials = ("RuntimeError: several steps cannot be one: ", "RuntimeError: autoddp: ")
+        loud = fault.startswith(("JobStops: autoddp: ", *ends_trials)) or "static_graph" in configuration
+        loud = loud or (loop is not None and any(error == fault for error in loop().errors))
         return verdict(STOPPED if loud else FAILED, None, fault)
     one, two = (found["parameters"] for found in ran.ranks)
     apart = _apart(written, ran)
     left_out = ran.ranks[0].get("left out")
     why = "; ".join(f"{knob}: {reason}" for knob, reason in (left_out or {}).items())
     why = why or "; ".join(line[len("autoddp: ") :] for line in ran.told.splitlines() if line.startswith("autoddp: "))
-    if _differ(ran) and cell.training not in DIFFER_ON_PURPOSE:
+    on_purpose = (*DIFFER_ON_PURPOSE, *(HOLDS_LAST if cell.way == HEADROOM else ()))
+    if _differ(ran) and cell.training not in on_purpose:
         return verdict(UNEQUAL, distance(one, two), why)
     if cell.way == HEADROOM:
         return verdict(LEFT_OUT if why else EQUAL, None, why)

@@ -1228,6 +1228,9 @@ PARTS = ("masks added", "two passes")
 DIFFER_ON_PURPOSE = ("local SGD", "local SGD later", "ignored", "own hook local", *PARTS, *BESIDE, *HEADS)
 """Ranks end with other parameters, also under torchrun."""
 
+HOLDS_LAST = ("last gradient",)
+"""They hold gradients of the step before: behind steps without reduction, those of each rank's own."""
+
 _UNTIL_TURN = ("second DDP later", "folds", "join later", "beside later")
 
 
@@ -1238,7 +1241,7 @@ def by_hand_until(training: str) -> int | None:
     return TURN if training in _UNTIL_TURN else None
 
 
-NO_LOOP_BY_HAND = ("noise scale", "kept later", "flat later", "skips", "skips by hand")
+NO_LOOP_BY_HAND = ("noise scale", "kept later", "flat later", "kept by DLPack later", "skips", "skips by hand")
 """They clear gradients within each step: no loop makes several of them one. The steps that autoddp needs to see that
 train nothing, and each later one is a step of its own. Or they go by the norm of gradients, which the loop does not
 have."""
