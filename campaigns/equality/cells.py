@@ -39,6 +39,9 @@ WRITTEN, BY_HAND, RECIPE, TUNED, HEADROOM = "as torchrun", "by hand", "by recipe
 the configuration, back, and to it again, between the steps of the training; "headroom" leaves the reduction out for
 some steps before that."""
 
+ENDS_TUNING = "tuning ends: "
+"""Begins the error of a rank that has ended the tuning of its script, with a reason."""
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -152,6 +155,7 @@ def _rank(rank: int, cell: Cell, folder: Path) -> dict[str, Any]:
         applying.start_applying(WorkerConfig(configuration=configuration.without_variables, static_graph=True))
     elif cell.way in (TUNED, HEADROOM):
         (folder / "heartbeats").mkdir(exist_ok=True)
+        tuning.stopper = lambda _socket: lambda why: _tuning_ends(why, folder / f"{rank}.pt")
         link = Study(configuration, cell.way == HEADROOM, rank, folder)
         config = WorkerConfig(socket="none", scratch=str(folder), accumulates="accumulate_steps" in configuration)
         tuning.start_tuning(config, link, os.environ.get("OMP_NUM_THREADS"))  # type: ignore[arg-type]
@@ -163,6 +167,12 @@ def _rank(rank: int, cell: Cell, folder: Path) -> dict[str, Any]:
     if "link" in found:
         found = link.found
     return {**found, "parameters": parameters(modules), "buffers": statistics(modules)}
+
+
+def _tuning_ends(why: str, place: Path) -> None:
+    """Where no launcher is told, which would end the other rank: it ends for want of this one."""
+    torch.save({"error": f"{ENDS_TUNING}{why}"}, place)
+    os._exit(0)
 
 
 class Study:

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import launched
 import torch
-from cells import BY_HAND, HEADROOM, RECIPE, TUNED, WRITTEN, Cell, Matrix, Ran
+from cells import BY_HAND, ENDS_TUNING, HEADROOM, RECIPE, TUNED, WRITTEN, Cell, Matrix, Ran
 from trainings import DIFFER_ON_PURPOSE, HOLDS_LAST, NO_LOOP_BY_HAND, TRAININGS, shorten
 
 from autoddp.knobs import LIMITS, Configuration, GradientError, Rung, why_refused
@@ -130,6 +130,8 @@ def judge(cell: Cell, name: str, ran: Ran, written: Ran, loop: Callable[[], Ran]
     if written.errors:
         return verdict(FAILED if not ran.errors else STOPPED, None, f"torchrun: {written.errors[0]}")
     if ran.errors:
+        if why := next((e for e in ran.errors if e.startswith(ENDS_TUNING)), ""):
+            return verdict(STOPPED, None, why)
         fault = next((e for e in ran.errors if not e.startswith("killed")), ran.errors[0])
         if any("has other parameters than rank 0" in error for error in ran.errors):
             return verdict(UNEQUAL, None, fault)  # the guard is the last to see what nothing here may do
