@@ -619,6 +619,22 @@ def test_an_optimizer_that_each_epoch_makes_anew_is_one(tmp_path: Path) -> None:
     assert [sums.count for place, sums in process.sums.items() if place.is_step] == [160]
 
 
+def test_optimizers_that_each_round_makes_anew_are_the_same_ones(tmp_path: Path) -> None:
+    """Federated training makes its optimizers anew in each round of a few steps, at any place in memory."""
+    recorder = CallRecorder(RecordingPlan(str(tmp_path)), is_launched=True)
+    parameters = [torch.nn.Parameter(torch.zeros(1)) for _ in range(2)]
+    between = []
+    for _ in range(5):
+        optimizers = [torch.optim.SGD([one], 0.1) for one in parameters]
+        between.append(torch.optim.SGD(parameters, 0.1))  # so that the next round's are not where these are
+        for _ in range(3):
+            for one in optimizers:
+                recorder.stepped(one)
+        del optimizers, one
+    (process,) = recorded(tmp_path).processes
+    assert [sums.count for place, sums in process.sums.items() if place.is_step] == [15, 15]
+
+
 def test_an_optimizer_uses_its_gradients_though_it_may_read_them_in_code_of_its_own(tmp_path: Path) -> None:
     """Those of apex and DeepSpeed read them in C++, past torch's dispatcher: a wait behind them would be too late."""
     recorder, said = CallRecorder(RecordingPlan(str(tmp_path)), is_launched=True), list[Any]()

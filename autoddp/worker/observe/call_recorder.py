@@ -22,6 +22,7 @@ import sys
 import sysconfig
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import CodeType, FrameType
@@ -145,6 +146,8 @@ class CallRecorder:
         self._all: list[_Place] = []
         self._places: dict[tuple[Any, ...], _Place] = {}
         self._parts: dict[tuple[Any, ...], int] = {}
+        self._optimizers: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._free: list[int] = []
         self._pending: dict[int, tuple[int, _Place, CodeType]] = {}
         self._forget()
         os.register_at_fork(after_in_child=self._forked)
@@ -339,9 +342,26 @@ class CallRecorder:
                 now, cpu = time.perf_counter(), time.thread_time()
                 if self._watch is not None:
                     self._watch.stepped()
-                self._event(f"step of {type(optimizer).__name__}", now, cpu, now, sys._getframe(1), _address(optimizer))
+                number = self._number_of(optimizer)
+                self._event(f"step of {type(optimizer).__name__}", now, cpu, now, sys._getframe(1), number)
             except Exception as error:
                 self._fail(error)
+
+    def _number_of(self, optimizer: Any) -> int:
+        """A number that no other optimizer has while this one lives.
+
+        One that is made in the place of another, as in each round of federated training, gets the number that is free
+        by then, and so it is the same optimizer. By its memory it would be another one in each round.
+        """
+        known = self._optimizers.get(_address(optimizer))
+        if known is not None and known[0]() is optimizer:
+            return known[1]
+        gone = [at for at, (one, _) in list(self._optimizers.items()) if one() is None]
+        # The smallest first: then each of several that are made anew together gets its own number again.
+        self._free = sorted([*self._free, *(self._optimizers.pop(at)[1] for at in gone)])
+        number = self._free.pop(0) if self._free else len(self._optimizers)
+        self._optimizers[_address(optimizer)] = weakref.ref(optimizer), number
+        return number
 
     def _event(
         self, what: str, began: float, cpu: float, ended: float, caller: FrameType, of: int = 0, number: int = -1
