@@ -1666,16 +1666,21 @@ def test_calls_through_which_gradients_pass_are_not_replaced() -> None:
     assert "detach" not in found.fix
 
 
-def test_a_further_line_whose_calls_torch_makes_is_told_as_that() -> None:
-    """Gradients are reduced by a line of the script, and its optimizer broadcasts the weights in the same way."""
+@pytest.mark.parametrize("where", [(10, 10, 10, 20, 20), (20, 20, 20, 10, 10)], ids=["fewer", "more"])
+def test_a_further_line_whose_calls_torch_makes_is_told_as_that(where: tuple[int, ...]) -> None:
+    """Gradients are reduced by a line of the script, and its optimizer broadcasts the weights in the same way.
+
+    What the script can change comes first, also where torch makes more of the calls.
+    """
     by = "distributed/optim/zero_redundancy_optimizer.py"
     ways = {10: place(10), 20: replace(place(20, "broadcast", "broadcast"), by=by)}
     ranks = []
-    for one in loop(60, where=(10, 10, 10, 20, 20)).processes:
+    for one in loop(60, where=where).processes:
         ranks.append(process(one.rank, [replace(made, place=ways[made.place.line]) for made in one.calls]))
     said = examined(Recording(tuple(ranks)), 2, lambda programs: "not tried here", lambda line: None)
     (found,) = [one for one in said.findings if one.cause == "small_collectives"]
     assert found.fix.startswith("train.py:10: make one call of them")
+    assert f"train.py:10 calls all_reduce {where.count(10)} times in a row" in found.text
     leads = (
         "train.py:20 only leads to these calls: they are made in torch.distributed.optim.zero_redundancy_optimizer, and"
     )

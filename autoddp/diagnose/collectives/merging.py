@@ -125,9 +125,13 @@ def side_by_side(script: Script, into: dict[tuple[int, int], tuple[int, int]]) -
 
 
 def places_of(script: Script, keys: set[tuple[int, int]]) -> tuple[str, ...]:
-    """The lines of the script that make these calls, those first that make most."""
-    counts = Counter(one.call.place.where for of_rank in script.played.values() for one in of_rank if one.key in keys)
-    return tuple(where for where, _ in counts.most_common())
+    """The lines of the script that make these calls, those first that make most.
+
+    Lines for which torch makes all of them come last: what a script can change is in the others.
+    """
+    made = [one.call.place for of_rank in script.played.values() for one in of_rank if one.key in keys]
+    counts, own = Counter(place.where for place in made), {place.where for place in made if not place.by}
+    return tuple(sorted(counts, key=lambda where: (where not in own, -counts[where])))
 
 
 def calls_at(script: Script, keys: set[tuple[int, int]], where: str) -> list[Played]:

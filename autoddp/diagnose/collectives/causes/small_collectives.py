@@ -24,11 +24,12 @@ class SmallCollectives(Cause):
         keys = {*into, *into.values()}
         if len(keys) < _FEWEST * len(set(into.values())) or not into:
             return
-        in_a_row = len(keys) / len(set(into.values()))
         lines = places_of(script, keys)
         made = {line: calls_at(script, keys, line) for line in lines}
         function = {line: of_it[0].call.place.as_function for line, of_it in made.items()}
         run_of = {line: {into.get(one.key, one.key) for one in of_it} for line, of_it in made.items()}
+        of_first = [key for key in keys if into.get(key, key) in run_of[lines[0]]]
+        in_a_row = len(of_first) / len(run_of[lines[0]])  # other lines may make shorter runs, or longer ones
         together = [line for line in lines[1:] if run_of[line] & run_of[lines[0]]]
         apart = [f"{line} ({function[line]})" for line in lines[1:] if line not in together]
         what, sizes = function[lines[0]], [one.act.bytes for one in made[lines[0]]]
