@@ -132,6 +132,7 @@ CASES = {
     "implicit_no_sync fits, alone": Case({"defer_reductions": 2}, inputs=FREE, alone=True, micro_batches=2),
     "implicit_no_sync fits, looks": Case({"defer_reductions": 2}, looks=True, micro_batches=2),
     "implicit_no_sync, fewer passes": Case({"defer_reductions": 4}, micro_batches=2),
+    "implicit_no_sync, no_sync": Case({"defer_reductions": 2}, micro_batches=2, no_sync=True),
     "plain, shares": Case(None, shares=True, micro_batches=2),
     "implicit_no_sync fits, shares": Case({"defer_reductions": 2}, shares=True, micro_batches=2),
     "plain, peeks": Case(None, peeks=True, micro_batches=2),

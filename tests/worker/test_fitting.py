@@ -182,12 +182,17 @@ def test_a_pass_without_gradients_before_the_backward_pass_changes_no_step(folde
     assert found["told"] == []
 
 
-def test_steps_of_fewer_passes_are_told(folder: Path) -> None:
-    """As where a script that was tuned with --accumulate 4 is launched with less: then nothing overlaps."""
-    found = ranks(folder, "implicit_no_sync, fewer passes")[0]
+@pytest.mark.parametrize(("name", "tuned"), [("fewer passes", 4), ("no_sync", 2)])
+def test_steps_of_fewer_reductions_are_told(folder: Path, name: str, tuned: int) -> None:
+    """As where a script that was tuned with --accumulate 4 is launched with less: then nothing overlaps.
+
+    So it is where it has got `no_sync` since, which leaves the number of its backward passes as it was.
+    """
+    found = ranks(folder, f"implicit_no_sync, {name}")[0]
     assert far(found, ranks(folder, "plain, micro-batches")[0]) < 1e-6
     (line,) = found["told"]
-    assert "fewer than the 4 backward passes that they had when tuned; tune it with --trials 20" in line
+    had = f"the {tuned} backward passes with a reduction that they had when tuned"
+    assert f"steps have fewer than {had}; tune it with --trials 20" in line
 
 
 def test_what_changes_training_is_not_used_by_another_number_of_ranks(folder: Path) -> None:
