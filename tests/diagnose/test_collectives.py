@@ -1684,7 +1684,9 @@ def test_a_further_line_whose_calls_torch_makes_is_told_as_that(where: tuple[int
     leads = (
         "train.py:20 only leads to these calls: they are made in torch.distributed.optim.zero_redundancy_optimizer, and"
     )
-    assert leads in found.fix
+    assert f"But {leads}" in found.fix
+    assert "do the same at" not in found.fix
+    assert "of those of" not in found.fix
 
 
 def test_a_line_of_an_installed_package_is_told_as_that() -> None:

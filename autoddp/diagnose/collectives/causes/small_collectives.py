@@ -30,8 +30,10 @@ class SmallCollectives(Cause):
         run_of = {line: {into.get(one.key, one.key) for one in of_it} for line, of_it in made.items()}
         of_first = [key for key in keys if into.get(key, key) in run_of[lines[0]]]
         in_a_row = len(of_first) / len(run_of[lines[0]])  # other lines may make shorter runs, or longer ones
-        together = [line for line in lines[1:] if run_of[line] & run_of[lines[0]]]
-        apart = [f"{line} ({function[line]})" for line in lines[1:] if line not in together]
+        # What torch makes itself nobody can make one: the fix is given the words for it.
+        others = [line for line in lines[1:] if not all(one.call.place.by for one in made[line])]
+        together = [line for line in others if run_of[line] & run_of[lines[0]]]
+        apart = [f"{line} ({function[line]})" for line in others if line not in together]
         what, sizes = function[lines[0]], [one.act.bytes for one in made[lines[0]]]
         seen = (
             f"{lines[0]} calls {what} {in_a_row:.0f} times in a row with {data_size(sum(sizes) // len(sizes))} each: "
