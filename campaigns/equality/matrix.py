@@ -27,9 +27,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import launched
 import torch
 from cells import BY_HAND, ENDS_TUNING, HEADROOM, RECIPE, TUNED, WRITTEN, Cell, Matrix, Ran
-from trainings import DIFFER_ON_PURPOSE, HOLDS_LAST, NO_LOOP_BY_HAND, TRAININGS, shorten
+from trainings import DIFFER_ON_PURPOSE, HOLDS_LAST, NEVER_STATIC, NO_LOOP_BY_HAND, TRAININGS, shorten
 
 from autoddp.knobs import LIMITS, Configuration, GradientError, Rung, why_refused
+from autoddp.knobs.ddp_arguments import STATIC_GRAPH
 
 ROUNDING = 1e-5
 """Relative, of all parameters, after 40 steps: additions in another order."""
@@ -134,6 +135,8 @@ def judge(cell: Cell, name: str, ran: Ran, written: Ran, loop: Callable[[], Ran]
             return verdict(STOPPED, None, why)
         fault = next((e for e in ran.errors if not e.startswith("killed")), ran.errors[0])
         if any("has other parameters than rank 0" in error for error in ran.errors):
+            if cell.way == RECIPE and cell.training in NEVER_STATIC and STATIC_GRAPH.of(configuration):
+                return verdict(STOPPED, None, fault)
             return verdict(UNEQUAL, None, fault)  # the guard is the last to see what nothing here may do
         # Ours names the knob; torch's own is what a script gets that sets a static graph itself, or has such a loop.
         ends_trials = ("RuntimeError: several steps cannot be one: ", "RuntimeError: autoddp: ")

@@ -1228,6 +1228,10 @@ PARTS = ("masks added", "two passes")
 DIFFER_ON_PURPOSE = ("local SGD", "local SGD later", "ignored", "own hook local", *PARTS, *BESIDE, *HEADS)
 """Ranks end with other parameters, also under torchrun."""
 
+NEVER_STATIC = ("penalty", "adversarial", "opaque", "dataclass", "kind of dict")
+"""Under a static graph torch leaves out some of their reductions. Tuning does not offer it; a job that is given it by
+another job's recipe stops after two steps."""
+
 HOLDS_LAST = ("last gradient",)
 """They hold gradients of the step before: behind steps without reduction, those of each rank's own."""
 
