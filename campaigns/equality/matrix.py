@@ -27,7 +27,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import launched
 import torch
 from cells import BY_HAND, ENDS_TUNING, HEADROOM, RECIPE, TUNED, WRITTEN, Cell, Matrix, Ran
-from trainings import DIFFER_ON_PURPOSE, HOLDS_LAST, NEVER_STATIC, NO_LOOP_BY_HAND, TRAININGS, shorten
+from trainings import (
+    BY_STATISTICS,
+    DIFFER_ON_PURPOSE,
+    HOLDS_LAST,
+    NEVER_OFFERED,
+    NEVER_STATIC,
+    NO_LOOP_BY_HAND,
+    PARTS,
+    SKIPS_ALONE,
+    TRAININGS,
+    shorten,
+)
 
 from autoddp.knobs import LIMITS, Configuration, GradientError, Rung, why_refused
 from autoddp.knobs.ddp_arguments import STATIC_GRAPH
@@ -135,13 +146,17 @@ def judge(cell: Cell, name: str, ran: Ran, written: Ran, loop: Callable[[], Ran]
             return verdict(STOPPED, None, why)
         fault = next((e for e in ran.errors if not e.startswith("killed")), ran.errors[0])
         if any("has other parameters than rank 0" in error for error in ran.errors):
-            if cell.way == RECIPE and cell.training in NEVER_STATIC and STATIC_GRAPH.of(configuration):
+            parts_by_itself = cell.training in PARTS or (
+                cell.training in NEVER_STATIC and bool(STATIC_GRAPH.of(configuration))
+            )
+            if cell.way == RECIPE and parts_by_itself:  # what tuning would not have tried
                 return verdict(STOPPED, None, fault)
             return verdict(UNEQUAL, None, fault)  # the guard is the last to see what nothing here may do
         # Ours names the knob; torch's own is what a script gets that sets a static graph itself, or has such a loop.
         ends_trials = ("RuntimeError: several steps cannot be one: ", "RuntimeError: autoddp: ")
         loud = fault.startswith(("JobStops: autoddp: ", *ends_trials)) or "static_graph" in configuration
         loud = loud or (loop is not None and any(error == fault for error in loop().errors))
+        loud = loud or (cell.way == HEADROOM and cell.training in SKIPS_ALONE)
         return verdict(STOPPED if loud else FAILED, None, fault)
     one, two = (found["parameters"] for found in ran.ranks)
     apart = _apart(written, ran)
@@ -215,6 +230,7 @@ def cells(only: str, short: bool) -> list[tuple[str, Cell]]:
         found += [(name, Cell(training, way, CONFIGURATIONS[name])) for name, way in ways]
     if short:
         found += [(name, Cell(training, way, CONFIGURATIONS[name])) for training, way, name in SHORT_CELLS]
+    found = [(n, c) for n, c in found if not (c.way == RECIPE and NEVER_OFFERED.get(c.training, "") in c.configuration)]
     asked = [word.split("|") for word in filter(None, only.split(","))]
     return [(n, c) for n, c in found if all({c.training, c.way, n} & set(words) for words in asked)]
 
@@ -231,6 +247,10 @@ class Bench:
         steps = Configuration(cell.configuration).steps_per_update
         # A training that is tuned turns to the configuration and back: no loop by hand does that.
         has_loop = steps > 1 and cell.way != TUNED and cell.training not in NO_LOOP_BY_HAND
+        # With these knobs buffers are broadcast in each pass all the same.
+        has_loop &= cell.training not in BY_STATISTICS or not {"defer_reductions", "static_graph"} & set(
+            cell.configuration
+        )
         by_hand = (lambda: self._without_autoddp(cell.training, steps)) if has_loop else None
         ran = ran or self._matrix.run(cell)
         return judge(cell, name, ran, self._without_autoddp(cell.training, 1), by_hand)

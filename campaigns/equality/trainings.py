@@ -1215,7 +1215,7 @@ TRAININGS: dict[str, Training] = {
     "two passes": two_passes,
     "skips": skips,
     "skips by hand": lambda rank: skips(rank, by_hand=True),
-    "pulls": lambda rank: stepped_by(rank, lambda given: Pulls(given, lr=0.05, momentum=0.9)),
+    "pulls": lambda rank: stepped_by(rank, lambda given: Pulls(given, lr=0.05, momentum=MOMENTUM[0])),
     "clips each": clips_each,
     "evaluates average": evaluates_average,
     "teaches itself": teaches_itself,
@@ -1228,9 +1228,19 @@ PARTS = ("masks added", "two passes")
 DIFFER_ON_PURPOSE = ("local SGD", "local SGD later", "ignored", "own hook local", *PARTS, *BESIDE, *HEADS)
 """Ranks end with other parameters, also under torchrun."""
 
+NEVER_OFFERED = {"two passes": "defer_reductions"}
+"""Training → a knob that tuning leaves out of it, as its cell "tuned" shows. torch's own reductions miss a part of its
+gradients, and by this knob they would not."""
+
 NEVER_STATIC = ("penalty", "adversarial", "opaque", "dataclass", "kind of dict")
 """Under a static graph torch leaves out some of their reductions. Tuning does not offer it; a job that is given it by
 another job's recipe stops after two steps."""
+
+SKIPS_ALONE = ("skips", "skips by hand")
+"""Behind passes without reduction each rank leaves out other steps, by its own code: one ends before the other."""
+
+BY_STATISTICS = ("teaches itself",)
+"""They train by running statistics, which a loop under `no_sync` does not broadcast in each pass."""
 
 HOLDS_LAST = ("last gradient",)
 """They hold gradients of the step before: behind steps without reduction, those of each rank's own."""
