@@ -428,7 +428,9 @@ class _Saved:
         chosen = (allow or launched.gradient_rung, steps or launched.steps_per_update) if asked else None
         mode = Mode(False, self.several_nodes, self.recipe, self.path, chosen)
         means = larger_batch(mode.configuration.steps_per_update)
-        set_to = " ".join(f"{name}={value}" for name, value in sorted(mode.variables.items()))
+        # What the user has set otherwise stays, and a line of its own says so.
+        set_here = {name: value for name, value in mode.variables.items() if os.environ.get(name, value) == value}
+        set_to = " ".join(f"{name}={value}" for name, value in sorted(set_here.items()))
         of_ddp = mode.configuration.without_variables
         settings = [*([str(of_ddp)] if of_ddp or not set_to else []), *([f"with {set_to}"] if set_to else [])]
         return replace(mode, says=f"recipe {self.path}: launching {', '.join(settings)}{means}")

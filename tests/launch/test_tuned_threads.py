@@ -90,7 +90,9 @@ def test_a_users_own_number_stays(words, monkeypatch, capsys):
     """The job inherits it: the launch adds no variable of that name."""
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     options = parse(words)
-    assert "OMP_NUM_THREADS" not in job_environment(options, choose(options), Network())
+    mode = choose(options)
+    assert mode.says.endswith("recipe.toml: launching as written")
+    assert "OMP_NUM_THREADS" not in job_environment(options, mode, Network())
     assert "OMP_NUM_THREADS=2 is set here and stays" in capsys.readouterr().err
 
 
