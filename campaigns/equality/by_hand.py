@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -17,10 +18,15 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 
 class Loop:
-    """`number` steps of the script are one, until the script has made `until` steps; one by one after that."""
+    """`number` steps of the script are one, until the script has made `until` steps; one by one after that.
 
-    def __init__(self, number: int, until: int | None) -> None:
-        self._at_once, self._until = number, until
+    `broadcasts`: each pass broadcasts buffers, as DDP does where it reduces. Behind `no_sync` the next one does not.
+    `learns`: the first pass of each model reduces, in which DDP learns a static graph.
+    """
+
+    def __init__(self, number: int, until: int | None, broadcasts: bool, learns: bool) -> None:
+        self._at_once, self._until, self._broadcasts, self._learns = number, until, broadcasts, learns
+        self._trained: weakref.WeakSet[DDP] = weakref.WeakSet()
         self._steps = self._kept = self._depth = 0
         self._has_updated = True
 
@@ -56,7 +62,12 @@ class Loop:
         setattr(owner, name, patched)
 
     def _forward(self, forward: Callable[..., Any], ddp: DDP, *args: Any, **kwargs: Any) -> Any:
-        with contextlib.nullcontext() if self._updates() else ddp.no_sync():
+        if self._broadcasts:
+            ddp.require_forward_param_sync = True
+        first = torch.is_grad_enabled() and ddp not in self._trained
+        if first:
+            self._trained.add(ddp)
+        with contextlib.nullcontext() if self._updates() or (first and self._learns) else ddp.no_sync():
             return forward(ddp, *args, **kwargs)
 
     def _made(self, make: Callable[..., None], optimizer: Any, *args: Any, **kwargs: Any) -> None:

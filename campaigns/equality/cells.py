@@ -26,6 +26,8 @@ from by_hand import Loop
 from trainings import MOMENTUM, TRAININGS, by_hand_until, parameters, statistics
 
 from autoddp.knobs import AS_WRITTEN, Configuration
+from autoddp.knobs.ddp_arguments import STATIC_GRAPH
+from autoddp.knobs.micro_batches import ACCUMULATE_STEPS, DEFER_REDUCTIONS
 from autoddp.wire import BlockDone, Measure, Message, Ready, WorkerConfig
 from autoddp.worker.gradients import same_on_all
 from autoddp.worker.job import applying
@@ -35,9 +37,11 @@ WORLD = 2
 PATIENCE = 180.0  # seconds for a cell; it takes one, and many where threads wait spinning for busy cores
 ALONE = 5.0  # seconds that a rank lives on when the other has failed
 WRITTEN, BY_HAND, RECIPE, TUNED, HEADROOM = "as torchrun", "by hand", "by recipe", "tuned", "headroom"
-"""How a training is run. "by hand": several steps are one without autoddp, as `accumulate_steps` says. "tuned" turns to
-the configuration, back, and to it again, between the steps of the training; "headroom" leaves the reduction out for
-some steps before that."""
+"""How a training is run. "by hand": several steps are one without autoddp, as the knobs of `OF_A_LOOP` say. "tuned"
+turns to the configuration, back, and to it again, between the steps of the training; "headroom" leaves the reduction
+out for some steps before that."""
+OF_A_LOOP = (ACCUMULATE_STEPS.name, DEFER_REDUCTIONS.name, STATIC_GRAPH.name)
+"""Knobs that say how many steps are one, and which of their passes broadcast or reduce."""
 
 ENDS_TUNING = "tuning ends: "
 """Begins the error of a rank that has ended the tuning of its script, with a reason."""
@@ -150,7 +154,8 @@ def _rank(rank: int, cell: Cell, folder: Path) -> dict[str, Any]:
     if cell.way == HEADROOM:
         MOMENTUM[0] = 0.0
     if cell.way == BY_HAND:
-        Loop(configuration.steps_per_update, by_hand_until(cell.training)).install()
+        broadcasts, learns = DEFER_REDUCTIONS.name in configuration, STATIC_GRAPH.name in configuration
+        Loop(configuration.steps_per_update, by_hand_until(cell.training), broadcasts, learns).install()
     if cell.way == RECIPE:
         applying.start_applying(WorkerConfig(configuration=configuration.without_variables, static_graph=True))
     elif cell.way in (TUNED, HEADROOM):

@@ -17,8 +17,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,22 +26,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import launched
 import torch
-from cells import BY_HAND, ENDS_TUNING, HEADROOM, RECIPE, TUNED, WRITTEN, Cell, Matrix, Ran
+from cells import BY_HAND, ENDS_TUNING, HEADROOM, OF_A_LOOP, RECIPE, TUNED, Cell, Matrix, Ran
 from trainings import (
-    BY_STATISTICS,
     DIFFER_ON_PURPOSE,
     HOLDS_LAST,
     NEVER_OFFERED,
-    NEVER_STATIC,
     NO_LOOP_BY_HAND,
-    PARTS,
     SKIPS_ALONE,
     TRAININGS,
     shorten,
 )
 
 from autoddp.knobs import LIMITS, Configuration, GradientError, Rung, why_refused
-from autoddp.knobs.ddp_arguments import STATIC_GRAPH
 
 ROUNDING = 1e-5
 """Relative, of all parameters, after 40 steps: additions in another order."""
@@ -146,17 +142,13 @@ def judge(cell: Cell, name: str, ran: Ran, written: Ran, loop: Callable[[], Ran]
             return verdict(STOPPED, None, why)
         fault = next((e for e in ran.errors if not e.startswith("killed")), ran.errors[0])
         if any("has other parameters than rank 0" in error for error in ran.errors):
-            parts_by_itself = cell.training in PARTS or (
-                cell.training in NEVER_STATIC and bool(STATIC_GRAPH.of(configuration))
-            )
-            if cell.way == RECIPE and parts_by_itself:  # what tuning would not have tried
-                return verdict(STOPPED, None, fault)
             return verdict(UNEQUAL, None, fault)  # the guard is the last to see what nothing here may do
         # Ours names the knob; torch's own is what a script gets that sets a static graph itself, or has such a loop.
         ends_trials = ("RuntimeError: several steps cannot be one: ", "RuntimeError: autoddp: ")
         loud = fault.startswith(("JobStops: autoddp: ", *ends_trials)) or "static_graph" in configuration
         loud = loud or (loop is not None and any(error == fault for error in loop().errors))
-        loud = loud or (cell.way == HEADROOM and cell.training in SKIPS_ALONE)
+        # One rank has come to its end, and the other waits for it.
+        loud = loud or (cell.way == HEADROOM and cell.training in SKIPS_ALONE and len(ran.errors) == 1)
         return verdict(STOPPED if loud else FAILED, None, fault)
     one, two = (found["parameters"] for found in ran.ranks)
     apart = _apart(written, ran)
@@ -183,16 +175,13 @@ def judge(cell: Cell, name: str, ran: Ran, written: Ran, loop: Callable[[], Ran]
             return verdict(FAILED, None, f"by hand: {by_hand.errors[0]}")
         if _differ(by_hand) and cell.training not in DIFFER_ON_PURPOSE:
             return verdict(LARGER, apart, "with no_sync by hand, the ranks part")
-        # Where reductions are put off, buffers are broadcast before each pass all the same; under no_sync they are not.
-        kinds = ("parameters",) if "defer_reductions" in configuration else ("parameters", "buffers")
-        apart = _apart(by_hand, ran, kinds)
+        # DDP broadcasts rank 0's buffers. Where reductions are put off too, the others get them before other passes.
+        apart = _apart(by_hand, ran, 1 if "defer_reductions" in configuration else None)
         if apart == 0.0:
             return verdict(LARGER, apart, why)
     if configuration.gradient_rung is not Rung.EXACT:
         return verdict(STATED_ERROR if apart <= STATED[str(configuration["hook"])] else FAR, apart, why)
     reorders = {"defer_reductions", "threads"} & set(configuration)
-    if configuration.rung is Rung.BATCH:
-        reorders |= {"static_graph"} & set(configuration)  # its first pass is reduced by itself
     if apart > (ROUNDING if reorders else 0.0):
         return verdict(FAR, apart, why)
     return verdict(LEFT_OUT if why else CLOSE, apart, why)
@@ -204,13 +193,13 @@ def _differ(ran: Ran) -> bool:
     return any(not torch.equal(one[key], two[key]) for key in one)
 
 
-def _apart(one: Ran, other: Ran, kinds: Sequence[str] = ("parameters", "buffers")) -> float:
-    """The largest relative distance, of a rank's parameters or of its buffers."""
+def _apart(one: Ran, other: Ran, buffers_of: int | None = None) -> float:
+    """The largest relative distance, of a rank's parameters or of the buffers of the first ranks, of all without."""
     return max(
         distance(before[kind], after[kind])
-        for before, after in zip(one.ranks, other.ranks, strict=True)
-        for kind in kinds
-        if before[kind]
+        for rank, (before, after) in enumerate(zip(one.ranks, other.ranks, strict=True))
+        for kind in ("parameters", "buffers")
+        if before[kind] and (kind == "parameters" or buffers_of is None or rank < buffers_of)
     )
 
 
@@ -240,28 +229,31 @@ class Bench:
 
     def __init__(self) -> None:
         self._matrix = Matrix()
-        self._without: dict[tuple[str, int], Ran] = {}
+        self._without: dict[tuple[Any, ...], Ran] = {}
 
     def judged(self, name: str, cell: Cell, ran: Ran | None = None) -> Verdict:
         """`ran`: what the cell has left, where it was launched."""
         steps = Configuration(cell.configuration).steps_per_update
         # A training that is tuned turns to the configuration and back: no loop by hand does that.
         has_loop = steps > 1 and cell.way != TUNED and cell.training not in NO_LOOP_BY_HAND
-        # With these knobs buffers are broadcast in each pass all the same.
-        has_loop &= cell.training not in BY_STATISTICS or not {"defer_reductions", "static_graph"} & set(
-            cell.configuration
-        )
-        by_hand = (lambda: self._without_autoddp(cell.training, steps)) if has_loop else None
+        knobs = {name: value for name, value in cell.configuration.items() if name in OF_A_LOOP}
+        by_hand = (lambda: self._without_autoddp(Cell(cell.training, BY_HAND, knobs))) if has_loop else None
         ran = ran or self._matrix.run(cell)
-        return judge(cell, name, ran, self._without_autoddp(cell.training, 1), by_hand)
+        found = judge(cell, name, ran, self._without_autoddp(Cell(cell.training)), by_hand)
+        # The guard has stopped a job whose recipe has what tuning leaves out of such a script.
+        if found.verdict == UNEQUAL and found.distance is None and cell.way == RECIPE:
+            left_out = self._matrix.run(replace(cell, way=TUNED)).ranks[0].get("left out")
+            if left_out:
+                return replace(found, verdict=STOPPED, why=f"tuning leaves out {', '.join(left_out)}; {found.why}")
+        return found
 
-    def _without_autoddp(self, training: str, steps: int) -> Ran:
-        if (training, steps) not in self._without:
-            plain = Cell(training, BY_HAND, {"accumulate_steps": steps}) if steps > 1 else Cell(training, WRITTEN)
+    def _without_autoddp(self, plain: Cell) -> Ran:
+        key = (plain.training, *sorted(plain.configuration.items()))
+        if key not in self._without:
             ran = self._matrix.run(plain)
             # torch alone crashes at sparse gradients in one run of 200, in a thread of its own; its peer sees that.
-            self._without[training, steps] = self._matrix.run(plain) if ran.signals or ran.errors else ran
-        return self._without[training, steps]
+            self._without[key] = self._matrix.run(plain) if ran.signals or ran.errors else ran
+        return self._without[key]
 
 
 def run(only: str = "", short: bool = False, tell: Any = None) -> list[Verdict]:

@@ -1232,15 +1232,8 @@ NEVER_OFFERED = {"two passes": "defer_reductions"}
 """Training → a knob that tuning leaves out of it, as its cell "tuned" shows. torch's own reductions miss a part of its
 gradients, and by this knob they would not."""
 
-NEVER_STATIC = ("penalty", "adversarial", "opaque", "dataclass", "kind of dict")
-"""Under a static graph torch leaves out some of their reductions. Tuning does not offer it; a job that is given it by
-another job's recipe stops after two steps."""
-
 SKIPS_ALONE = ("skips", "skips by hand")
 """Behind passes without reduction each rank leaves out other steps, by its own code: one ends before the other."""
-
-BY_STATISTICS = ("teaches itself",)
-"""They train by running statistics, which a loop under `no_sync` does not broadcast in each pass."""
 
 HOLDS_LAST = ("last gradient",)
 """They hold gradients of the step before: behind steps without reduction, those of each rank's own."""
